@@ -58,10 +58,13 @@ def test_runs_that_differ_in_their_seed_alone_are_one_system():
         "transformer": [1, 2, 3],
         "tree_transformer": [1, 2, 3],
     }
-    assert list(group_systems([*PLAIN, other])) == ["plain-1", "other"]  # two systems of one model
-    assert {name: list(seeds) for name, seeds in group_systems([*TREE, again]).items()} == {"tree-1": [1, 2, 3], "again": [1]}
+    assert list(group_systems([*PLAIN, other])) == ["plain-1 and 2 more seeds", "other"]  # two systems of one model
+    assert {name: list(seeds) for name, seeds in group_systems([*TREE, again]).items()} == {
+        "tree-1 and 2 more seeds": [1, 2, 3],
+        "again": [1],
+    }
     taken = make_run("transformer", "tree_transformer", 1, 5)
-    assert list(group_systems([taken, *PLAIN])) == ["transformer", "plain-1"]
+    assert list(group_systems([taken, *PLAIN])) == ["transformer", "plain-1 and 2 more seeds"]
 
 
 def test_three_seeds_of_both_have_the_interval_of_the_house():
@@ -95,9 +98,40 @@ def test_fewer_than_three_shared_seeds_have_no_interval():
     assert "both have." not in apart.sentence
 
 
+def test_no_system_is_the_best_where_shared_seeds_contradict_the_means():
+    """A third, better seed of one system alone raises its mean above that of the other, which is better on both shared seeds."""
+    runs = []
+    for model, seed, bleu in (
+        ("transformer", 1, 60.0),
+        ("transformer", 2, 62.0),
+        ("transformer", 9, 100.0),
+        ("tree", 1, 63.0),
+        ("tree", 2, 65.0),
+    ):
+        runs.append(make_run(f"{model}-{seed}", model, seed, 3))
+        runs[-1].scores["test"]["bleu"] = bleu
+    found = answer(runs, runs[0])
+    means = {row.system: row.score for row in found.rows}
+    assert means["transformer"] > means["tree"] and found.rows[1].difference > 0
+    assert found.best_rows == []
+    assert "transformer has the highest BLEU, 74.00, but −3.00 against tree over the seeds that both have" in found.sentence
+    alike = answer([run for run in runs if run.name != "transformer-9"], runs[0])
+    assert alike.best_rows == [1] and "but" not in alike.sentence
+
+
+def test_scores_of_other_signatures_have_no_best():
+    other = make_run("other", "tree_transformer", 1, 2)
+    other.scores["test"]["bleu_signature"] += ".other"
+    found = answer([PLAIN[0], other], PLAIN[0])
+    assert (
+        found.best_rows == [] and "the signatures differ" in found.sentence and "so no system has the best BLEU" in found.sentence
+    )
+
+
 def test_equal_systems_are_both_the_highest():
     twin = make_run("twin", "tree_transformer", 1, 9)
     assert answer([PLAIN[0], twin], PLAIN[0]).sentence.startswith("On test: plain-1 and twin have the highest BLEU")
+    assert answer([PLAIN[0], twin], PLAIN[0]).best_rows == [0, 1]
     twins = [make_run(f"twin-{seed}", "tree_transformer", seed, 9) for seed in (1, 2, 3)]  # they differ nowhere
     assert answer([*PLAIN, *twins], PLAIN[0]).sentence.endswith(
         ", +0.00 against tree_transformer. There is no interval: the difference is the same on all sentences."
@@ -122,7 +156,7 @@ def test_scores_of_more_references_are_not_compared_with_scores_of_one(monkeypat
     assert [row.system for row in alike.rows] == ["tree_transformer"]
     both = answer([*more, *(replace(run, name=f"{run.name}-b", config=run.config | {"max_steps": 7}) for run in more)], more[0])
     assert [row.test for row in both.rows] == [None, None] and both.rows[1].difference == 0
-    assert "There is no interval: it needs scores of the data set's own references alone." in both.sentence  # three seeds it has
+    assert "and scores of the data set's own references alone. Other" in both.sentence  # three seeds it has
 
 
 @pytest.mark.parametrize(("tokenizers", "tested"), [(("zh", "zh"), True), (("zh", "char"), False), (("intl", "intl"), False)])
@@ -177,6 +211,8 @@ def test_a_study_answers_at_its_largest_share():
         "The 95 % interval (t over 3 paired seeds) is +1.00 to +3.00."
     )
     assert answer_study(ReportStudy("study", "study", FORM, None)) is None
+    stale = answer_study(ReportStudy("study", "study", FORM, report, ("tree-1",)))
+    assert stale.sentence == f"{found.sentence} The weights of 1 cells have changed since these numbers: run the study again."
     test |= {"holm_p_value": 0.08, "seen": 1.234}  # of several comparisons
     corrected = answer_study(ReportStudy("study", "study", FORM, report))
     assert corrected.sentence.endswith(

@@ -108,7 +108,8 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
     if ours != theirs:
         raise UserError(f"{baseline.name} and {system.name} are of other minimal pairs; score both runs on the same files")
     of_pairs = ours is not None
-    form, split = _MINIMAL_PAIRS if of_pairs else _FORMS[system.task], baseline.scores.get("split", settings.split)
+    form = _MINIMAL_PAIRS if of_pairs else _FORMS[system.task]
+    split = "minimal pairs" if of_pairs else baseline.scores.get("split", settings.split)
     for one in sides:
         one.check_split(split)
     columns = {form.example: int, **form.shared, **form.own}

@@ -43,7 +43,9 @@ from treeproc.trees.spans import escape, normalise, read_brackets
 
 Bracket = tuple[int, int]
 
-SIGNATURE = "unlabelled, mean over sentences, without punctuation, trivial and repeated spans"
+SIGNATURE = (
+    "unlabelled; sent. F1: mean over sentences, the others: of all brackets; without punctuation, trivial and repeated spans"
+)
 # The position at which a span of two words or more is split.
 CUTS: dict[str, Callable[[int, int, np.random.Generator], int]] = {
     "left": lambda start, end, random: end - 1,

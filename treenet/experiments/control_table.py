@@ -135,9 +135,10 @@ def judge_bounds(rows: Sequence[Row]) -> tuple[bool, str]:
     bound = " and ".join(f"{value:.2f}" for value in values)
     best = " to ".join(dict.fromkeys(f"{extreme(row.nll for row in right):.2f}" for extreme in (min, max)))
     rest = min(row.nll - (row.bound or 0.0) for row in rows if row.trees != RIGHT)
+    nearest = f"stays {rest:.2f} above its bound" if rest > 0 else "has its bound inside of its interval"
     return True, (
         f"The instrument finds a tree when there is one: with right trees, the nll of a sentence is {best}, below the bound of "
-        f"{bound} nats. Without them, the nearest system stays {rest:.2f} above its bound."
+        f"{bound} nats. Without them, the nearest system {nearest}."
     )
 
 

@@ -4,6 +4,7 @@ The plots are curves by number of pairs, or with a single size, one line per mod
 baseline at every size, with one variance over seeds for all of them.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from statistics import fmean
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 # For people, below a table.
-EXPLAIN_POINTS = f'What "± 95 %", "p", "p, Holm", "p, weights" and stars mean: {EXPLAINED}'
+EXPLAIN_POINTS = f'Differences: over shared seeds. "± 95 %", p, "p, weights" and stars mean: {EXPLAINED}'
 EXPLAIN_POOLED = f"Dunnett's test of all systems of a size against the baseline. A low nll is good. More: {EXPLAINED}"
 _HEAD = ("pairs", "unpaired", "metric", "difference", "95 %", "p", "seen")
 Table = tuple[Sequence[str], Sequence[Sequence[str]], str]  # its head, its rows, and their meaning
@@ -242,7 +243,7 @@ def _draw_by_size(report: dict) -> "Figure":
     panels[0].set_ylabel(f"{METRIC_TITLES[metric]} on {report['split']}")
     if compared:
         panels[1].set_ylabel("difference")
-        panels[1].axhline(0, color="C7", linewidth=0.8)
+        panels[1].axhline(0, color="0.5", linewidth=0.8)
     sizes = sorted({round(point["pairs"]) for point in report["points"]})
     panels[-1].set(xscale="log", xlabel="training pairs")
     panels[-1].set_xticks(sizes, [_short(size) for size in sizes])
@@ -264,7 +265,7 @@ def _draw_line(
     label: str,
 ) -> None:
     """Draw the means of a model by number of pairs, half their intervals where there are any, and the values of single seeds."""
-    bars = [half or 0.0 for half in halves]
+    bars = [math.nan if half is None else half for half in halves]
     axes.errorbar(pairs, means, yerr=bars, marker="o", markersize=5, capsize=3, linewidth=1.5, color=color, label=label)
     for at, values in zip(pairs, seeds, strict=True):
         axes.plot([at] * len(values), values, "x", markersize=4, color=color)
@@ -291,7 +292,7 @@ def _draw_by_model(report: dict) -> "Figure":
     pairs = max(point["pairs"] for point in points)
     panels[0].set_xlabel(f"{METRIC_TITLES[metric]} on {report['split']}, {_short(round(pairs))} training pairs")
     if compared:
-        panels[1].axvline(0, color="C7", linewidth=0.8)
+        panels[1].axvline(0, color="0.5", linewidth=0.8)
         panels[1].set_xlabel("difference")
     for axes in panels:
         axes.grid(axis="x", alpha=0.3)
@@ -299,7 +300,7 @@ def _draw_by_model(report: dict) -> "Figure":
 
 
 def _draw_mean(axes: "Axes", place: int, mean: float, half: float | None, seeds: Sequence[float], color: str) -> None:
-    axes.errorbar(mean, place, xerr=half or 0.0, marker="o", markersize=5, capsize=3, linewidth=1.5, color=color)
+    axes.errorbar(mean, place, xerr=half, marker="o", markersize=5, capsize=3, linewidth=1.5, color=color)
     axes.plot(seeds, [place] * len(seeds), "x", markersize=5, color="black", zorder=3)  # above the bar
 
 

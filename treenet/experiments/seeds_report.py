@@ -184,8 +184,8 @@ def explain(report: dict) -> list[str]:
         ".perplexity_given_tree": "given tree: with the tree before each piece; else of sentence and tree, an upper bound",
     }
     said = [words for name, words in about.items() if any(name in key for key in columns)]
-    trained = "valid, test: the trained model (by the setting average, chosen on valid)"
-    lines = ["; ".join([trained, *said]) + ". Mean ± deviation over seeds"]
+    trained = "valid, test: the trained model, which the setting average makes of the checkpoints"
+    lines = ["; ".join([trained, *said]) + ". Mean ± deviation over seeds; differences are over the seeds that both have"]
     if any(key.startswith("test.peak.") for key in columns):
         lines.append(
             "peak on test!: the best kept checkpoint, chosen on test itself; this is not a result, but shows the effect of such "
@@ -248,13 +248,13 @@ def draw(report: dict) -> "Figure":
         color = "C0" if is_baseline else "C7"
         seeds = [measures.unit * value for value in score["values"]]
         axes.plot(seeds, [place] * len(seeds), "o", color=color, alpha=0.35, ms=5, mec="none")
-        mean, half = measures.unit * score["mean"], measures.unit * (score["half_interval"] or 0.0)
+        mean, half = measures.unit * score["mean"], score["half_interval"] and measures.unit * score["half_interval"]
         axes.errorbar(mean, place, xerr=half, fmt="|", color=color, ms=14, mew=2, capsize=3)
         if is_baseline:
             axes.axvline(mean, color=color, lw=0.8, ls=":")
     axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
-    axes.set_xlabel(f"{measures.title} on test: seeds, their mean\nand its 95 % interval on these sentences")
+    axes.set_xlabel(f"{measures.title} on test: seeds, their mean,\nand its 95 % interval on these sentences (two seeds or more)")
     axes.grid(axis="x", alpha=0.25)
     return figure
 

@@ -64,6 +64,11 @@ def format_probes(name: str, entry: dict) -> str:
     return "\n".join(lines)
 
 
+def _is_of(states: str, probed: str) -> bool:
+    """Return whether probed states are of a curve. The embeddings are trained, so the curve of untrained states lacks them."""
+    return probed == states or (states == "trained" and probed == "embeddings")
+
+
 def draw_layers(entry: dict) -> "Figure | None":
     """Draw accuracy on test by layer, one panel per task. Layer 0 is the embeddings.
 
@@ -81,7 +86,7 @@ def draw_layers(entry: dict) -> "Figure | None":
     for (name, facts), panel in zip(tasks.items(), panels, strict=False):
         for number, states in enumerate(("trained", "untrained")):
             for of in dict.fromkeys(one["of"] for one in facts["results"]):
-                line = [one for one in facts["results"] if one["of"] == of and one["states"] in (states, "embeddings")]
+                line = [one for one in facts["results"] if one["of"] == of and _is_of(states, one["states"])]
                 line.sort(key=lambda one: one["layer"])
                 x, y = [one["layer"] for one in line], [100 * one["test"] for one in line]
                 dashes = "--" if of == "root" else "-"

@@ -21,7 +21,15 @@ from treenet.experiments.study import UNLEARNED
 from treenet.report.compare import ScoreTable, references_of, table_of
 from treenet.report.report_inputs import ReportRun, ReportStudy
 from treenet.tasks.learning import find_unlearned, say_unlearned
-from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, METRIC_TITLES, SECOND, needed_tokenizer
+from treenet.tasks.translation_metrics import (
+    INTERNATIONAL,
+    MAIN,
+    MAIN_OF_TOKENS,
+    METRIC_TITLES,
+    SECOND,
+    describe_blanks,
+    needed_tokenizer,
+)
 from treeproc.common.folder_kinds import SEEDS
 from treeproc.common.messages import tell
 
@@ -57,6 +65,7 @@ class Answer:
     lower_is_better: bool = False
     note: str = ""  # after the sentence
     unlearned: dict[str, str] = field(default_factory=dict)  # why systems learned nothing
+    incomparable: str = ""  # why the scores cannot be compared
 
     @property
     def extreme(self) -> str:
@@ -67,6 +76,26 @@ class Answer:
     def best(self) -> SystemResult:
         """Return the result with the best score."""
         return (min if self.lower_is_better else max)(self.rows, key=lambda row: row.score)
+
+    @property
+    def best_rows(self) -> list[int]:
+        """Return the places of the best scores; empty where no system can be called the best."""
+        if self.unlearned or self.incomparable or self._is_reversed(self._compared):
+            return []
+        return [place for place, row in enumerate(self.rows) if row.score == self.best.score]
+
+    @property
+    def _compared(self) -> SystemResult | None:
+        """The result with the difference between the best system and another one."""
+        best = self.best
+        found = best if best.difference is not None else next((r for r in self.rows if r.against == best.system), None)
+        return found if found is not None and found.difference is not None else None
+
+    def _is_reversed(self, compared: SystemResult | None) -> bool:
+        """Return whether the difference over shared seeds contradicts the order of the means, which have other seeds too."""
+        if compared is None or not compared.difference:
+            return False
+        return (compared.difference < 0) == ((compared.system == self.best.system) != self.lower_is_better)
 
     @property
     def shown_rows(self) -> list[SystemResult]:
@@ -90,21 +119,24 @@ class Answer:
     def _sentence(self) -> str:
         if self.unlearned:
             return f"{self.about}: {say_unlearned(self.unlearned)[0]}."
+        if self.incomparable:
+            return f"{self.about}: {self.incomparable}, so no system has the best {self.title}."
         best = self.best
         *others, last = [row.system for row in self.rows if row.score == best.score]
         who = f"{', '.join(others)} and {last} have" if others else f"{last} has"
         first = f"{self.about}: {who} the {self.extreme} {self.title}, {self.show(best.score)}"
         if len(self.rows) == 1:
-            return f"{first}. It is the only system."
-        compared = best if best.difference is not None else next((r for r in self.rows if r.against == best.system), None)
-        if compared is None or compared.difference is None:
+            return f"{first}. It is the only system{' with scores at this size' if self.of_study else ''}."
+        if (compared := self._compared) is None or compared.difference is None:
             return f"{first}. Its differences from the others are not tested."
         other = best.against if compared is best else compared.system
         difference = compared.difference if compared is best else 0.0 - compared.difference  # never -0.0
         seeds = {row.system: set(row.seeds) for row in self.rows}
         shared = seeds[best.system] & seeds.get(other, set())
         over = " over the seeds that both have" if shared and seeds[best.system] != seeds[other] else ""
-        return f"{first}, {self.show(difference, '+')} against {other}{over}. {self._certainty(compared, compared is best)}"
+        but = "but " if self._is_reversed(compared) else ""
+        certainty = self._certainty(compared, compared is best)
+        return f"{first}, {but}{self.show(difference, '+')} against {other}{over}. {certainty}"
 
     def _certainty(self, row: SystemResult, as_given: bool) -> str:
         """Return what other seeds and sentences may change. If not `as_given`, the sentence turns the difference around."""
@@ -113,7 +145,9 @@ class Answer:
             if test is not None and test.seeds >= FEWEST_SEEDS and test.sentences_error == 0:
                 return "There is no interval: the difference is the same on all sentences."
             enough = len(row.seed_differences) >= FEWEST_SEEDS  # of runs alone: a study has an interval from so many seeds on
-            needed = "scores of the data set's own references alone" if enough else f"{FEWEST_SEEDS} seeds that both systems have"
+            needed = f"{FEWEST_SEEDS} seeds that both systems have"
+            if enough:
+                needed = "the data set, the scored translations, and scores of the data set's own references alone"
             return f"There is no interval: it needs {needed}. Other seeds may reverse the difference."
         low, high = test.interval if as_given else (-test.interval[1], -test.interval[0])
         message = f"The 95 % interval (t over {test.seeds} paired seeds) is {self.show(low, '+')} to {self.show(high, '+')}."
@@ -151,6 +185,8 @@ def answer_runs(
     _, references = references_of(table, runs) or (None, None)
     tokenizer = needed_tokenizer([run.scores[split] for run in scored])
     metric = MAIN_OF_TOKENS if tokenizer else MAIN
+    if metric == MAIN and describe_blanks(references or [], INTERNATIONAL):
+        metric = SECOND
     systems = {
         name: seeds for name, seeds in group_systems(scored).items() if all(metric in r.scores[split] for r in seeds.values())
     }
@@ -180,7 +216,10 @@ def answer_runs(
         rows.append(row)
     entries = {(name, seed): run.scores[split] for name, seeds in systems.items() for seed, run in seeds.items()}
     unlearned = _of_systems(find_unlearned(entries))
-    return Answer(f"On {split}", metric, METRIC_TITLES[metric], base, _in_order(_corrected(rows), base), unlearned=unlearned)
+    signatures = {score[name] for score in entries.values() if (name := f"{metric}_signature") in score}
+    incomparable = f"the signatures differ ({', '.join(sorted(signatures))})" if len(signatures) > 1 else ""
+    ordered = _in_order(_corrected(rows), base)
+    return Answer(f"On {split}", metric, METRIC_TITLES[metric], base, ordered, unlearned=unlearned, incomparable=incomparable)
 
 
 def _of_systems(reasons: Mapping[tuple[str, int], str]) -> dict[str, str]:
@@ -235,14 +274,20 @@ def group_systems(runs: Sequence[ReportRun]) -> dict[str, dict[int, ReportRun]]:
     named = {}
     for (_, seeds), first, model in zip(groups, firsts, models, strict=True):
         unclear = len(seeds) == 1 or models.count(model) > 1 or model in taken
-        named[first.name if unclear else model] = seeds
+        more = len(seeds) - 1
+        others = f" and {more} more {'seed' if more == 1 else 'seeds'}" if more else ""
+        named[f"{first.name}{others}" if unclear else model] = seeds
     return named
 
 
 def answer_study(study: ReportStudy) -> Answer | None:
     """Return the answer of a study: of one over data sizes, at its largest share. None before a cell is done."""
-    answer = _answer_comparison if study.form.kind is SEEDS else _answer_scaling
-    return None if study.report is None else answer(study.name, study.report)
+    make = _answer_comparison if study.form.kind is SEEDS else _answer_scaling
+    answer = None if study.report is None else make(study.name, study.report)
+    if answer is None or not study.stale:
+        return answer
+    stale = f"The weights of {len(study.stale)} cells have changed since these numbers: run the study again."
+    return replace(answer, note=" ".join(filter(None, (answer.note, stale))))
 
 
 def _answer_comparison(name: str, report: dict) -> Answer | None:

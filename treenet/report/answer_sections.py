@@ -30,8 +30,7 @@ def _table(answer: Answer) -> tuple[list[Column], list[str], bool]:
     rows, form, against = answer.shown_rows, f".{answer.digits}f", {row.against for row in answer.rows if row.against}
     several, tests = len(rows) > 1, [row.test for row in rows]
     names = [row.system + " (baseline)" * (several and row.system == answer.baseline) for row in rows]
-    best = [] if answer.unlearned else [[row.system for row in rows].index(answer.best.system)]
-    columns = [Column("system", names), numbers(answer.title, [row.score for row in rows], form, best)]
+    columns = [Column("system", names), numbers(answer.title, [row.score for row in rows], form, answer.best_rows)]
     if several:
         columns.append(numbers("difference", [row.difference for row in rows], f"+{form}"))
         intervals = [test.interval if test else None for test in tests]

@@ -66,4 +66,11 @@ def _draw(shown: PairGroups, colors: Mapping[str, str]) -> Figure:
 def language_section(report: Report) -> dict:
     """Return the scores of language models, and their minimal pairs by group."""
     results = results_with("nll", report.runs) if report.of_language else []
-    return {"columns": result_columns(results, "sentences"), "groups": pair_groups(report)}
+    kinds = {run.name: entry.get("kind") for run, result, entry in results if "pairs_fingerprint" not in entry}
+    joint = [name for name, kind in kinds.items() if kind in ("joint", "beam")]
+    note = f" The nll of {', '.join(joint)} is an upper bound: of sentence and tree, or of the trees of a beam."
+    return {
+        "columns": result_columns(results, "sentences"),
+        "groups": pair_groups(report),
+        "note": note if 0 < len(joint) < len(kinds) else "",
+    }

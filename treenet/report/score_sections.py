@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from treenet.evaluation.buckets import BUCKETS, bucket_columns, gather_buckets
 from treenet.report.class_sections import classes_section
-from treenet.report.compare import ScoreTable, comparable_buckets
+from treenet.report.compare import ScoreRow, ScoreTable, comparable_buckets
 from treenet.report.figures import begin_rows
 from treenet.report.lines import Frequencies
 from treenet.report.report_model import Report
@@ -19,7 +19,7 @@ from treenet.tasks.tables import NONE, Column, number, numbers, show_p_value, sh
 from treenet.tasks.translation_metrics import MAIN, METRIC_TITLES, METRICS
 from treeproc.common.provenance import describe_software
 
-_MARKERS = "os^DvP"
+_MARKERS = "os^DvPX"  # seven: with the six colours, runs look alike after 42
 _LEAST_SPAN = 1.0  # of the axis of scores
 
 
@@ -38,7 +38,7 @@ class Breakdown:
 
 def metric_name(name: str) -> str:
     """Return `tokenised BLEU` for `bleu_tokenized`. Metrics that are not known here keep the words of their names."""
-    return METRIC_TITLES.get(name, name.replace("_", " "))
+    return "nll a token (nats)" if name == "nll" else METRIC_TITLES.get(name, name.replace("_", " "))
 
 
 def _break_down(order: int, scores: ScoreTable, frequencies: Frequencies) -> Iterator[Breakdown]:
@@ -110,7 +110,7 @@ def _show(place: int, scores: ScoreTable, frequencies: Frequencies) -> dict:
     for metric in scores.metrics:
         values = [row.values.get(metric) for row in rows]
         best = best_value(metric, [value for value, own in zip(values, fresh, strict=True) if own and value is not None])
-        comparable = len(rows) > 1 and len(signatures.get(metric, ())) < 2
+        comparable = len(rows) > 1 and len(signatures.get(metric, ())) < 2 and (metric != "nll" or _of_one_vocabulary(rows))
         bold = [row for row, value in enumerate(values) if comparable and fresh[row] and value is not None and value == best]
         columns.append(numbers(metric_name(metric), values, ".3f" if metric == "nll" else ".2f", bold))
         tests = [row.tests.get(metric) if own else None for row, own in zip(rows, learned, strict=True)]
@@ -126,6 +126,12 @@ def _show(place: int, scores: ScoreTable, frequencies: Frequencies) -> dict:
         "signatures": [(metric_name(metric), found) for metric, found in signatures.items()] + signed,
         "breakdowns": _break_down(place, scores, frequencies),
     }
+
+
+def _of_one_vocabulary(rows: Sequence[ScoreRow]) -> bool:
+    """Return whether no two results are known to be of other pieces: an nll a token then has other tokens."""
+    data = [row.record.get("data") for row in rows]
+    return len({one.get("vocab_fingerprint") for one in data if isinstance(one, dict)} - {None}) < 2
 
 
 def best_value(metric: str, values: list[float]) -> float | None:
@@ -156,5 +162,7 @@ def ablations_section(report: Report) -> dict:
         numbers("updates", [run.step for run in runs]),
         *(numbers(metric_name(metric), [record.get(metric) for record in records], ".2f") for metric in metrics),
     ]
-    caption = f"What each part of the tree attention gives (as Table 3 of the paper), on {report.split}."
+    seeds = dict.fromkeys(run.config.get("seed", 1) for run in runs)
+    alone = f" One run each, of seed {', '.join(map(str, seeds))}." if runs else ""
+    caption = f"What each part of the tree attention gives (as Table 3 of the paper), on {report.split}.{alone}"
     return {"columns": metrics and columns, "caption": caption}

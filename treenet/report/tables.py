@@ -21,6 +21,10 @@ def results_with(score: str, runs: Iterable[ReportRun]) -> list[tuple[ReportRun,
     return [(run, result, entry) for run in runs for result, entry in run.scores.items() if score in entry]
 
 
+# What a result of minimal pairs has of its good and bad sentences together.
+_OF_BOTH = ("nll", "perplexity", "word_perplexity", "perplexity_given_tree", "pseudo_perplexity")
+
+
 def result_columns(results: Sequence[tuple[ReportRun, str, dict]], counts: str = "examples") -> list[Column]:
     """Return the table of results with all their scores; empty without results. `counts` names the examples."""
     columns = [
@@ -28,7 +32,11 @@ def result_columns(results: Sequence[tuple[ReportRun, str, dict]], counts: str =
         Column("result", list(_names_of(results))),
         numbers(counts, [entry.get("num_examples") for *_, entry in results]),
     ]
-    return columns + score_columns([entry for *_, entry in results]) if results else []
+    entries = [
+        {name: entry[name] for name in entry if name not in _OF_BOTH} if "pairs_fingerprint" in entry else entry
+        for *_, entry in results
+    ]
+    return columns + score_columns(entries) if results else []
 
 
 def _names_of(results: Sequence[tuple[ReportRun, str, dict]]) -> Iterator[str]:

@@ -41,8 +41,8 @@ SCORES: dict[str, Score] = {
     "bracket_recall": _percent("recall of the best parses", short="recall"),
     "sentence_f1": _percent("F1, mean over sentences", short="sent. F1"),
     "f1": _percent("F1 of all brackets", short="F1"),
-    "precision": _percent("precision, mean over sentences", short="precision"),
-    "recall": _percent("recall, mean over sentences", short="recall"),
+    "precision": _percent("precision of all brackets", short="precision"),
+    "recall": _percent("recall of all brackets", short="recall"),
 }
 
 
