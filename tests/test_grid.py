@@ -372,6 +372,7 @@ def test_settings_of_a_cell_that_failed_before_its_first_checkpoint_may_change(t
         (cell,) = make_cells(tmp_path, "a", max_steps=steps)
         ledger = Ledger.open(tmp_path, [cell])
         assert ledger.in_order([cell]) == [cell]
+        assert (ledger.entries["a"].settings["max_steps"], ledger.entries["a"].seconds) == (steps, float(steps == 4))
         ledger.start(cell)
         ledger.end(cell, CellResult(FAILED, 1.0, error="no"))
     checkpoint(cell.folder, 2)

@@ -12,7 +12,6 @@ from treenet.tasks.base import build_task
 from treenet.training import ranks
 from treenet.training.ranks import Ranks, deterministic_mode, expand_segments
 from treenet.training.trainer import Trainer, train, use_gpu
-from treeproc.common.settings import UserError
 
 CPU = torch.device("cpu")
 
@@ -46,11 +45,6 @@ def test_layers_are_computed_again_on_accelerators_too(data, monkeypatch):
             trainer.train_step.update(rank_batch, trainer.micro_batches, 0)
         kernels.append(seen.kernels["tests::keyed_dropout"])
     assert kernels[0] < kernels[1] < 2 * kernels[0]
-
-
-def test_a_model_without_layers_to_compute_again_is_refused(data):
-    with pytest.raises(UserError, match="checkpoint_activations: this model has no Transformer layers"):
-        gradients(data, "model.name=convs2s", "checkpoint_activations=true")
 
 
 def test_the_deterministic_mode_trains_alike_and_ends_with_the_training(data, tmp_path, monkeypatch):

@@ -417,11 +417,11 @@ def test_pickles_in_models_of_supar_are_not_run(supar_models, tmp_path):
 
 @pytest.mark.parametrize("name", ["spacy", "benepar", "supar"])
 def test_a_missing_package_is_one_line(name, monkeypatch, tmp_path):
-    monkeypatch.setattr("treeproc.extras.parsers.spacy.find_spec", lambda name: None)
+    monkeypatch.setattr("treeproc.common.errors.find_spec", lambda name: None)
     needs = {"models": tmp_path}
     if name == "spacy":
         needs = {"package": "en_core_web_sm", "dependencies": True, "constituency": False}
-    with pytest.raises(UserError, match=rf"name: is {name}, but spacy.* is not installed; run pip install .*'\.\[{name}\]'"):
+    with pytest.raises(UserError, match=rf"parser.name={name} needs spacy.*: pip install 'tree-attention\[.*{name}\]'$"):
         describe_parser(ParserConfig(name=name, device="cpu", **needs))
 
 

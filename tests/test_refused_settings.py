@@ -85,8 +85,6 @@ REFUSED: dict[Callable[[list[str]], object], dict[str, str]] = {
     settings(ModelConfig, lambda config: build_model(config, VOCAB), **SIZES): {
         "name=tree_former": "one of .*transformer, .*tree_transformer, but is tree_former",
         "name=bilstm norm=pre": "model.norm is for models of Transformer layers, but model.name is bilstm",
-        "name=on_lstm_hybrid norm=pre": "model.norm: is not for on_lstm_hybrid, whose recurrent layers do not read it",
-        "name=on_lstm_hybrid encoder_layer_drop=0.1": "model.encoder_layer_drop: is not for on_lstm_hybrid",
         "name=on_lstm_hybrid hybrid.cell=lstm hybrid.short_cut=false num_encoder_layers=1": (
             "num_recurrent_layers must be less than model.num_encoder_layers = 1, because the other"
         ),
@@ -207,8 +205,6 @@ REFUSED: dict[Callable[[list[str]], object], dict[str, str]] = {
         "format=sst splits={train: {hold_out: 5}}": "hold_out can make only the valid split",
         "format=sst splits={train: {}}": "must have either source files or hold_out",
         "format=sick filters.drop_leaks=true": "drop_leaks must be false",
-        "filters.max_ratio=2": "filters.max_ratio: needs a target side, but format text has one side; leave it out",
-        "filters.target_script=latin": "filters.target_script: needs a target side",
         "format=imdb labelled.text=x": "labelled: is for format labelled, but format is imdb",
         "splits={test: {source: a}}": (
             "splits: must be train, and any of valid, test and other names, but are 'test'; vocab_from=DATA"
@@ -281,6 +277,7 @@ REFUSED: dict[Callable[[list[str]], object], dict[str, str]] = {
     },
     settings(TrainParserConfig): {
         "seed=10000000000000": "seed: must be less than 8796093022208",
+        "tags=upos treebanks={a: {brackets: {train: x}}, b: {conllu: {train: y}}}": "a has those of brackets.*; set tags=both",
         "seed=1": "must have either treebanks, with at least one, or treebank, a folder",
         "treebank=x treebanks.a.conllu.train=y": "must have either treebanks, with at least one, or treebank, a folder",
     },

@@ -237,10 +237,6 @@ def test_tags_of_both_formats(tmp_path):
     twice = Treebank("a", {}, "", {"test": trees.trees["valid"] * 2 + both.trees["train"]}, {"test": both.sentences["train"]})
     assert [s.words for s in tagged(twice, "test", repeated=True)] == [["b"], ["c"], ["c"], ["a"]]
     assert [s.words for s in tagged(twice, "test")] == [["b"], ["c"], ["a"]]
-    # With tags: upos, those of brackets are none either, and all sentences with UPOS are learnt.
-    for treebank in (alone, both):
-        treebank.drop_xpos()
-    assert tagged_splits([alone, both])["train"] == {"a": [universal[0]], "b": [universal[0]]}
 
 
 @pytest.mark.parametrize(

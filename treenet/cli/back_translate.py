@@ -107,8 +107,9 @@ class BackTranslation:
             choose_device(config.translate.use_gpu)
         if config.run is None:  # refusals come before the work
             backward = self._backward_config()
-            with rewording({"use_gpu": "backward.use_gpu"}):
-                choose_device(backward.use_gpu and backward.workers == 0)
+            if not (out / "backward" / AVERAGED).is_dir():
+                with rewording({"use_gpu": "backward.use_gpu"}):
+                    choose_device(backward.use_gpu and backward.workers == 0)
             if config.backward_parser is not None:
                 with rewording({"parser.": "backward_parser."}):
                     describe_parser(config.backward_parser)
@@ -310,7 +311,7 @@ def claim(config: BackTranslateConfig, out: Path) -> None:
     if path.exists() and (out / MADE).exists():
         before = load_settings(BackTranslateConfig, path)
         old, new = (one.model_dump(mode="json", exclude=excluded(BackTranslateConfig, Effect.NONE)) for one in (before, config))
-        begun = any((out / "backward" / "checkpoints").glob("step_*"))
+        begun = (out / "backward" / AVERAGED).is_dir() or any((out / "backward" / "checkpoints").glob("step_*"))
         changed = [
             line
             for line in differences(old, new)

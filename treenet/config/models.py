@@ -340,14 +340,14 @@ class ModelConfig(Settings):
     norm: Literal["post", "pre"] = later_field(
         "post",
         description="place of the layer norms. 'post': after each residual connection, as in the paper; 'pre': before each "
-        "sub-layer, and after the last layer",
+        "sub-layer, and after the last layer; recurrent layers stay as they are",
     )
     activation_dropout: float = later_field(0.0, ge=0, lt=1, description="dropout of the inner units of the feed-forward layer")
     encoder_layer_drop: float = later_field(
         0.0,
         ge=0,
         lt=1,
-        description="probability that training skips an encoder layer, for each example (Fan et al., 2020)",
+        description="probability that training skips an encoder layer, but no recurrent one, for each example (Fan et al., 2020)",
     )
     decoder_layer_drop: float = later_field(0.0, ge=0, lt=1, description="the same for a decoder layer")
     source_word_dropout: float = later_field(

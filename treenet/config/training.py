@@ -265,7 +265,7 @@ class TrainConfig(Settings):
     checkpoint_activations: Annotated[bool, Effect.NONE] = Field(
         False,
         description="keep only the inputs of Transformer layers, and compute the layers again in the backward pass: less memory, "
-        "about a third more work, the same results",
+        "about a third more work, the same results. Other models do not change",
     )
     deterministic: Annotated[bool, Effect.NONE] = Field(
         False,

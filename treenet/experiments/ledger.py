@@ -7,7 +7,7 @@ to resume. The ledger has the remaining cells, their order, and what happened.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Required
 
 from pydantic import with_config
@@ -129,8 +129,12 @@ class Ledger:
             for cell in cells:
                 old = ledger.entries.get(cell.name)
                 new = _entry_of(cell)
-                if old is None or not old.starts or (old.status == FAILED and not last_step(cell.folder)):
+                if old is None or not old.starts:
                     ledger.entries[cell.name] = new
+                elif old.status == FAILED and not last_step(cell.folder):
+                    ledger.entries[cell.name] = replace(
+                        new, status=FAILED, starts=old.starts, seconds=old.seconds, error=old.error
+                    )
                 else:
                     refuse_changes(folder, cell, old)
                     old.settings = new.settings

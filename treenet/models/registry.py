@@ -80,8 +80,6 @@ def _check_layers(config: ModelConfig, architecture: Architecture, use: Use) -> 
     for name in config.layer_settings:
         if not architecture.encoder.has_transformer_layers:
             raise UserError(f"model.{name} is for models of Transformer layers, but model.name is {config.name}; leave it out")
-        if config.name == "on_lstm_hybrid" and name in ("norm", "encoder_layer_drop"):
-            raise UserError(f"model.{name}: is not for on_lstm_hybrid, whose recurrent layers do not read it; leave it out")
         if name.endswith("word_dropout") and use != "translation":
             raise UserError(f"model.{name} is for translation; leave it out (classifiers have classifier.word_dropout)")
         if name.startswith("decoder") and use != "translation":

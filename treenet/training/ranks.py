@@ -145,8 +145,6 @@ def recompute_layers(model: nn.Module, keys: DropoutKeys, draws_numbers: bool) -
     for module in model.modules():
         if isinstance(module, PretrainedLeaves) and module.is_trained:
             layers |= dict.fromkeys(module.layers(), True)
-    if not layers:
-        raise UserError("checkpoint_activations: this model has no Transformer layers, so nothing is saved; leave it out")
     options: dict[str, Any] = {"use_reentrant": False, "context_fn": contexts}
     for layer, draws in layers.items():
         # Only the forward method is replaced: hooks and parameters stay as they are.

@@ -57,14 +57,16 @@ def _check_arcs(data: AnyPath, config: ParserConfig, given_trees: bool) -> None:
 
 
 @contextmanager
-def _remedy(data: AnyPath, config: ParserConfig) -> Iterator[None]:
-    """Give errors of the parser a remedy for commands without settings of parsers. A server of CoreNLP can be started."""
+def _remedy(data: AnyPath) -> Iterator[None]:
+    """Leave out of the errors of the parser what the commands for lines cannot do: they have no settings of parsers."""
     try:
         yield
     except UserError as error:
-        if config.name == "corenlp":
+        said, *remedies = str(error).split("; ")
+        if not any("parser." in one or one.startswith(("give ", "choose ")) for one in remedies):
             raise
-        raise UserError(f"{str(error).partition('; ')[0]}; install here the parser that {data} was made with") from None
+        possible = [one for one in remedies if one.startswith(("install ", "remove ", "restore ", "run "))]
+        raise UserError("; ".join([said, *(possible or [f"install here the parser that {data} was made with"])])) from None
 
 
 class LineEncoder:
@@ -103,15 +105,16 @@ class LineEncoder:
                 "text fits, a run whose data set has a parser"
             )
         else:
-            config = config.model_copy(update={"device": "auto"})  # of this machine
-            with _remedy(data, config):
+            if config.device == "cuda":  # which this machine may lack
+                config = config.model_copy(update={"device": "auto"})
+            with _remedy(data):
                 there = describe_parser(config)
-            if changed := differences(index["parser"] | {"device": "auto"}, there):
+            if changed := differences(index["parser"] | {"device": config.device}, there):
                 differs = f"the parser differs from that of {data} ({'; '.join(changed)})"
                 raise UserError(f"{differs}; install the parser of the data set")
         if config.name == "corenlp":
             config = config.model_copy(update={"endpoint": _endpoint(data, config.endpoint)})
-        with phase("loading the parser"), _remedy(data, config):
+        with phase("loading the parser"), _remedy(data):
             self._parser: Parser = build_parser(config, words_only=words_only)
         self.gives_arcs = config.dependencies
         self.tags = config.tags  # that may stand in front of lines

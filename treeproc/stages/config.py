@@ -115,9 +115,6 @@ class PreprocessConfig(Settings):
         if self.format == "documents" and self.parser.name in ("given", "words"):
             raise ValueError(f"parser.name: must find sentences for format documents, but is {self.parser.name}; choose stanza")
         filters = self.filters
-        for name in ("max_ratio", "target_script"):
-            if form.target == "none" and getattr(filters, name) is not None:
-                raise ValueError(f"filters.{name}: needs a target side, but format {self.format} has one side; leave it out")
         if form.has_pairs and (filters.drop_duplicates or filters.drop_leaks or filters.drop_overlap != "none"):
             raise ValueError(
                 f"filters: drop_duplicates and drop_leaks must be false and drop_overlap none for format {self.format}, whose "

@@ -10,7 +10,7 @@ from treeproc.common.errors import is_installed, quoted, require, rewording
 from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import DATA_SET, MARKER, claim_folder, mark_folder
 from treeproc.common.hub import pin
-from treeproc.common.messages import phase, tell
+from treeproc.common.messages import phase, tell, warn
 from treeproc.common.provenance import Recorder, recorded
 from treeproc.common.settings import Effect, UserError, differences, dump_settings, excluded, load_settings
 from treeproc.common.storage import AnyPath
@@ -173,6 +173,9 @@ def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
     """Return the descriptions of the parsers. Raises UserError for settings that do not fit each other or the inputs."""
     _check_splits(config)
     _check_pairs(config)
+    for name in ("max_ratio", "target_script"):
+        if config.form.target == "none" and getattr(config.filters, name) is not None:
+            warn(f"note: filters.{name} has no effect: format {config.format} has one side")
     inputs = config.inputs()
     refuse_pipes(inputs.paths())
     for path in inputs.paths_of_lines():

@@ -107,11 +107,9 @@ class Treebank:
     attribution: str
     trees: dict[str, list[Tree]] = field(default_factory=dict)
     sentences: dict[str, list[Sentence]] = field(default_factory=dict)
-    has_xpos: bool = True
 
     def drop_xpos(self) -> None:
-        """Drop the language-specific tags, also those in brackets, and keep the universal ones."""
-        self.has_xpos = False
+        """Drop the language-specific tags, and keep the universal ones."""
         for found in self.sentences.values():
             for sentence in found:
                 sentence.xpos[:] = [""] * len(sentence.words)
@@ -237,9 +235,9 @@ def tagged(treebank: Treebank, split: str, *, repeated: bool = False) -> list[Ta
         tree = trees.pop(tuple(sentence.words), None)
         upos, xpos = (column if all(column) else [] for column in (sentence.upos, sentence.xpos))
         if upos or xpos or tree:
-            out.append(Tagged(sentence.words, upos, xpos or (tree.tags if tree and treebank.has_xpos else [])))
+            out.append(Tagged(sentence.words, upos, xpos or (tree.tags if tree else [])))
     alone = [tree for tree in found if tuple(tree.words) in trees] if repeated else trees.values()
-    return out + [Tagged(tree.words, [], tree.tags if treebank.has_xpos else []) for tree in alone]
+    return out + [Tagged(tree.words, [], tree.tags) for tree in alone]
 
 
 def tagged_splits(treebanks: Sequence[Treebank]) -> dict[str, dict[str, list[Tagged]]]:
