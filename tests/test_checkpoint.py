@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from treenet.runs.checkpoint import (
+    _meta_sha256,
     checkpoint_folders,
     checkpoint_step,
     find_fault,
@@ -132,7 +133,9 @@ def test_files_of_any_kind_are_no_traceback(tmp_path, files):
     meta = json.loads((folder / "meta.json").read_text())
     kept = {} if not isinstance(files, dict) or files.keys() <= meta["files"].keys() else meta["files"]
     listed = {**kept, **files} if isinstance(files, dict) else files
-    (folder / "meta.json").write_text(json.dumps({"step": 1, "data_fingerprint": "abc", "files": listed}))
+    content = {"step": 1, "data_fingerprint": "abc", "files": listed}
+    (folder / "meta.json").write_text(json.dumps({**content, "sha256": _meta_sha256(content)}))
+    assert read_meta(folder)["files"] == listed
     assert not is_complete(folder) and latest_checkpoint(tmp_path) is None
     for text in ("[1]", "5", "null", '{"files"', "[" * 100_000):
         (folder / "meta.json").write_text(text)

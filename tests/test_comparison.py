@@ -394,3 +394,25 @@ def test_predictions_that_do_not_belong_together_are_refused(main, tmp_path, run
     with pytest.raises(UserError, match="has changed since scores.json got its scores; run tree-attention evaluate --out"):
         main(["--compare", str(a), str(a)])
     assert not (tmp_path / "out").exists()
+
+
+def test_classes_of_which_both_are_wrong_count_for_the_f1_alone(main, tmp_path):
+    """Four sentences differ in whether they are right, and 20 more in their wrong classes."""
+    labels = np.arange(300) % 3
+    first, second = labels.copy(), labels.copy()
+    first[:4], first[10:30], second[10:30] = (labels[:4] + 1) % 3, (labels[10:30] + 1) % 3, (labels[10:30] + 2) % 3
+    runs = [write_classes(tmp_path / name, labels, found) for name, found in (("a", first), ("b", second))]
+    tests = compare_runs(main, *runs)["metrics"]
+    assert tests["accuracy"]["interval"] is None and tests["macro_f1"]["interval"] is not None
+
+
+def test_the_largest_differences_come_first_whatever_their_lines():
+    references = [f"the {word} sat on the mat and looked at us ." for word in ("cat", "dog", "cow", "owl", "hen")]
+    worse = [line.replace("looked at us", "left") for line in references]
+    little = [line.replace("sat", "lay") for line in references]
+    baseline = System("A", worse[:2] + references[2:])
+    system = System("B", [little[0], references[1], little[2], "nothing", references[4]])
+    found = compare(baseline, system, None, references, "test", CompareConfig(num=2, samples=20))
+    assert [row["line"] for row in found["wins"]] == [2, 1] and [row["line"] for row in found["losses"]] == [4, 3]
+    found = compare(baseline, system, None, references, "test", CompareConfig(num=1, samples=20))
+    assert [[row["line"] for row in found[side]] for side in ("wins", "losses")] == [[2], [4]]

@@ -250,6 +250,8 @@ def test_ctranslate2_gives_the_log_probabilities_and_translations_of_the_model(t
     theirs = [one.log_probs for one in translator.score_batch(sources, targets)]
     difference = max(abs(a - b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True))
     assert difference < (1e-4 if quantization == "none" else 0.5)
+    of_float32 = sum(weight.nbytes for weight in run.model.parameters())
+    assert ((out / "model.bin").stat().st_size < 0.8 * of_float32) == (quantization == "int8")
     if quantization == "none" and norm == "post":  # with random weights and pre-norm, <s> is best, which our search never writes
         best = translate_examples(run.model, rows, DecodingConfig(beam_size=1, max_length_factor=0.01, max_length_offset=20))
         found = translator.translate_batch(sources, beam_size=1, max_decoding_length=20)

@@ -20,9 +20,10 @@ from toyruns import losses
 
 from treenet import from_pretrained, load_run
 from treenet.jobs.train_run import run_training
-from treenet.runs.checkpoint import latest_checkpoint
+from treenet.runs.checkpoint import _seal, latest_checkpoint
 from treenet.runs.checkpoint_io import load_weights
 from treenet.runs.loading import load_model
+from treeproc.common.files import json_bytes
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import as_path
 
@@ -190,6 +191,6 @@ def test_a_damaged_list_of_frozen_weights_is_no_traceback(run, tmp_path, frozen)
     shutil.copytree(run, tmp_path / "run")
     path = tmp_path / "run" / "averaged" / "meta.json"
     meta = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("sha256", "meta_version")}
-    path.write_text(json.dumps({**meta, "frozen": frozen}))
-    with pytest.raises(UserError, match="averaged is damaged"):
+    path.write_bytes(json_bytes(_seal({**meta, "frozen": frozen})))
+    with pytest.raises(UserError, match=r"averaged is damaged \(its meta.json does not name its frozen weights\)"):
         load_run(tmp_path / "run")

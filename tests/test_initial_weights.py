@@ -127,6 +127,9 @@ def test_a_plain_model_takes_what_fits_of_a_tree_model(data, run, tmp_path, mode
     assert set(matches["taken"]) | matches["new"].keys() == weights.keys() and TABLE in matches["taken"]
     assert set(matches["unused"]) == theirs.keys() - weights.keys()
     assert all(any(part in name for name in matches["unused"]) for part in unused)
+    assert not {*matches["taken"]} & matches["new"].keys()
+    parts = ("relations", "label_embedding", "accumulation")
+    assert {part for part in parts if any(part in name for name in matches["new"])} == new
 
 
 @pytest.mark.slow

@@ -22,6 +22,8 @@ from test_packed_files import zipped
 from toydata import with_given_trees, write_toy_data
 
 from treenet.config import ModelConfig
+from treenet.data.input_kinds import LEAVES
+from treenet.evaluation.language_models import Scored, Scorer, score_pairs
 from treenet.evaluation.minimal_pairs import (
     PairInput,
     compare_groups,
@@ -371,3 +373,11 @@ def test_trees_of_a_pair_are_drawn_alike(data, tmp_path):
         next(encode_pairs(mixed, random, reads_trees=True))
     with pytest.raises(UserError, match="give trees for these lines as well"):
         next(encode_pairs(mixed[-1:], random, reads_trees=True))
+
+
+def test_equal_sentences_tie_however_their_sums_were_rounded(data, monkeypatch):
+    """In two batches, a sentence may get two sums."""
+    monkeypatch.setattr(Scorer, "score", lambda self, rows: [Scored(n, 2, 3, 1.0 - 1e-12 * n) for n, _ in enumerate(rows)])
+    given = PairInput("pairs-x", [MinimalPair("x:1", ("ba be", "ba be")), MinimalPair("x:2", ("ba be", "ba bi"))], (), {})
+    _, entry = score_pairs(Scorer(build(), LEAVES, VOCAB), given, data)
+    assert (entry["num_ties"], entry["pair_accuracy"]) == (1, 0)

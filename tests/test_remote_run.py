@@ -296,7 +296,7 @@ def test_ray_workers_write_to_the_store(bucket, data, tmp_path, repository):
 
 
 def test_a_run_in_the_store_starts_from_another_one_there(bucket, data, finished):
-    """The initial weights are in the store before the first update: another machine starts from them, and scores them."""
+    """The initial weights are in the store too: another machine scores them."""
     config = tiny_config(data, f"init={finished}", "max_steps=5", "checkpoint_every=5", "average_checkpoints=1")
     run_training(config, bucket / "tuned")
     place = mirror_of(bucket / "tuned")
@@ -307,3 +307,26 @@ def test_a_run_in_the_store_starts_from_another_one_there(bucket, data, finished
         expected = load_file(run / "averaged" / "model.safetensors")
     assert same(first, expected)
     assert json.loads((bucket / "tuned" / "run.json").read_bytes())["init"]["new"] == 0
+
+
+def test_uploads_are_in_an_order_that_a_kill_may_cut(bucket, data, finished, monkeypatch):
+    """The first weights come before the checkpoints. Of a folder, the old meta.json goes first, and the new one comes last."""
+    out, order, write, remove = bucket / "order", [], RemotePath.write_file, RemotePath.unlink
+
+    def note(path, file):
+        order.append(str(path).removeprefix(f"{out}/"))
+        return write(path, file)
+
+    def note_removal(path, **options):
+        order.append(f"- {str(path).removeprefix(f'{out}/')}")
+        return remove(path, **options)
+
+    monkeypatch.setattr(RemotePath, "write_file", note)
+    monkeypatch.setattr(RemotePath, "unlink", note_removal)
+    monkeypatch.setattr("treenet.runs.mirror.POLL_S", 1000)
+    run_training(tiny_config(data, f"init={finished}", "max_steps=5", "checkpoint_every=5", "average_checkpoints=1"), out)
+    metas = [name for name in order if name.endswith("/meta.json") and not name.startswith("-")]
+    assert metas[0] == "initial/meta.json" and {"averaged/meta.json", "checkpoints/step_00000005/meta.json"} < set(metas)
+    for meta in metas:
+        files = [place for place, name in enumerate(order) if name.startswith(meta.removesuffix("meta.json")) and name != meta]
+        assert files and order.index(f"- {meta}") < min(files) and max(files) < order.index(meta)

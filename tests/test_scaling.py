@@ -901,6 +901,12 @@ def test_the_plot_of_a_single_size_has_a_line_for_each_model(undisturbed):
     compared = [point["comparison"] for point in points if "comparison" in point]
     assert [bar.lines[0].get_xdata()[0] for bar in differences.containers] == [one["difference"] for one in compared]
     assert [label.get_text() for label in differences.texts] == [f"from {one['against']}" for one in compared]
+    tested, baseline = points
+    by_seed = [ours - theirs for ours, theirs in zip(tested["bleu"]["values"], baseline["bleu"]["values"], strict=True)]
+    crosses = [line.get_xdata() for line in differences.lines if line.get_marker() == "x"]
+    assert crosses == [pytest.approx(by_seed)] and any(by_seed)
+    crosses = [line.get_xdata() for line in scores.lines if line.get_marker() == "x"]
+    assert crosses == [pytest.approx(point["bleu"]["values"]) for point in points]
 
 
 # The table.

@@ -17,9 +17,10 @@ from treenet.config import ModelConfig
 from treenet.data.batch import collate
 from treenet.data.input_kinds import ACTIONS
 from treenet.data.splits import read_split
+from treenet.evaluation import language_models
 from treenet.evaluation.kept_scores import KeptScores, SentenceScore
 from treenet.evaluation.language_models import Scored, describe_parses, example_batches, score_batches
-from treenet.evaluation.settings import TreeBeamConfig
+from treenet.evaluation.settings import ScoreLMSettings, TreeBeamConfig
 from treenet.evaluation.tree_beam import TreeBeam, spans_of
 from treenet.jobs.train_run import run_training
 from treenet.models import CausalLM, VocabSizes, build_causal_lm
@@ -229,6 +230,9 @@ def test_a_killed_search_continues(tmp_path, monkeypatch):
     other = TreeBeam(build(3), SIZES, TreeBeamConfig(actions=20, words=5), KeptScores(tmp_path, "other weights", "settings"))
     monkeypatch.setattr(other, "score", beam.score)
     assert same(other.score_all(sentences)) and searched == sentences
+    turned = TreeBeam(build(3), SIZES, TreeBeamConfig(actions=20, words=5), KeptScores(tmp_path, "weights", "settings"))
+    assert all(np.array_equal(a.nll, b.nll) for a, b in zip(turned.score_all(sentences[::-1]), expected[::-1], strict=True))
+    turned._kept.remove()
     kept.remove()
     assert file not in tmp_path.iterdir() and len([*tmp_path.iterdir()]) == 1
 
@@ -352,3 +356,15 @@ def test_the_command_gives_surprisal_to_grammars_alone(tmp_path):
     entry = read_json(run / "scores.json")["surprisal-story.beam"]
     bits = math.fsum(float(row[2]) for row in rows[1:])
     assert entry["nll"] * entry["num_targets"] == pytest.approx(math.log(2) * bits, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_kept_scores_are_of_the_weights_and_of_the_settings_of_the_beam(tmp_path, monkeypatch):
+    data, run = with_given_trees(write_toy_data(tmp_path / "data", train=20, valid=4, test=4, longest=3)), tmp_path / "run"
+    made = []
+    run_training(make_config(data, "model.name=transformer_grammar", "max_steps=2", "checkpoint_every=1"), run)
+    monkeypatch.setattr(language_models, "KeptScores", lambda folder, *of: made.append(of) or KeptScores(folder, *of))
+    for checkpoint, words in (("1", 2), ("2", 2), ("2", 3)):
+        beam = {"actions": 9, "words": words, "max_opens": 2}
+        language_models.score_lm_run(run, ScoreLMSettings(trees="beam", beam=beam, split="valid", checkpoint=checkpoint))
+    assert len({*made}) == 3
