@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 
 from treeproc.common.settings import UserError
-from treeproc.online.line_encoder import LineEncoder
+from treeproc.online.line_encoder import LineEncoder, _remedy
 from treeproc.parsers import Given, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.lines import treebank_tokens
+from treeproc.parsers.model_files import _choices
 from treeproc.readers.line_forms import join_with_blanks, undo_moses, unescape
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
@@ -142,6 +143,23 @@ def test_a_data_set_of_moses_tokens_is_parsed_as_treebanks_write_them(corpus, tm
     path.write_text(json.dumps(facts | {"parser_settings": facts["parser_settings"] | {"models": str(tmp_path / "gone")}}))
     with pytest.raises(UserError, match=rf"gone has no .*; install here the parser that {out} was made with$"):
         LineEncoder(out)
+
+
+def test_what_lines_cannot_set_is_left_out_of_errors_of_parsers(tmp_path):
+    download = "python -c \"import stanza; stanza.download('de')\""
+    here = f"install here the parser that {tmp_path} was made with"
+    for error, expected in (
+        (
+            _choices(ParserConfig(name="stanza", language="de")),
+            f"parser.language: no constituency parser for 'de'; install Stanza's own ({download})",
+        ),
+        ("/a/my; b.pt is damaged: x; give models", f"/a/my; b.pt is damaged: x; {here}"),
+        ("a is bad; install it again, or set parser.package", "a is bad; install it again"),
+        ("a takes more than 2 GiB; raise it", "a takes more than 2 GiB; raise it"),
+    ):
+        with pytest.raises(UserError) as raised, _remedy(tmp_path):
+            raise UserError(error)
+        assert str(raised.value) == expected
 
 
 def test_a_data_set_that_was_begun_with_tokens_as_they_are_goes_on_so(corpus, tmp_path, caplog):

@@ -115,7 +115,11 @@ def test_no_system_is_the_best_where_shared_seeds_contradict_the_means():
     assert means["transformer"] > means["tree"] and found.rows[1].difference > 0
     assert found.best_rows == []
     assert "transformer has the highest BLEU, 74.00, but −3.00 against tree over the seeds that both have" in found.sentence
-    alike = answer([run for run in runs if run.name != "transformer-9"], runs[0])
+    for seed, bleu in ((1, 59.0), (2, 61.0), (9, 99.0)):  # a third system, which does not contradict
+        runs.append(make_run(f"close-{seed}", "close", seed, 3))
+        runs[-1].scores["test"]["bleu"] = bleu
+    assert answer(runs, runs[0]).best_rows == [] and "but −3.00 against tree" in answer(runs, runs[0]).sentence
+    alike = answer([run for run in runs if run.name != "transformer-9" and "close" not in run.name], runs[0])
     assert alike.best_rows == [1] and "but" not in alike.sentence
 
 
@@ -126,6 +130,7 @@ def test_scores_of_other_signatures_have_no_best():
     assert (
         found.best_rows == [] and "the signatures differ" in found.sentence and "so no system has the best BLEU" in found.sentence
     )
+    assert draw_answer(found) is None and all(row.difference is None for row in found.shown_rows)
 
 
 def test_equal_systems_are_both_the_highest():
@@ -212,7 +217,7 @@ def test_a_study_answers_at_its_largest_share():
     )
     assert answer_study(ReportStudy("study", "study", FORM, None)) is None
     stale = answer_study(ReportStudy("study", "study", FORM, report, ("tree-1",)))
-    assert stale.sentence == f"{found.sentence} The weights of 1 cells have changed since these numbers: run the study again."
+    assert stale.sentence == f"{found.sentence} The weights of 1 cell have changed since these numbers: run the study again."
     test |= {"holm_p_value": 0.08, "seen": 1.234}  # of several comparisons
     corrected = answer_study(ReportStudy("study", "study", FORM, report))
     assert corrected.sentence.endswith(

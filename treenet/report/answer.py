@@ -80,7 +80,7 @@ class Answer:
     @property
     def best_rows(self) -> list[int]:
         """Return the places of the best scores; empty where no system can be called the best."""
-        if self.unlearned or self.incomparable or self._is_reversed(self._compared):
+        if self.unlearned or self.incomparable or any(map(self._is_reversed, self.rows)):
             return []
         return [place for place, row in enumerate(self.rows) if row.score == self.best.score]
 
@@ -88,18 +88,27 @@ class Answer:
     def _compared(self) -> SystemResult | None:
         """The result with the difference between the best system and another one."""
         best = self.best
-        found = best if best.difference is not None else next((r for r in self.rows if r.against == best.system), None)
-        return found if found is not None and found.difference is not None else None
+        found = [row for row in self.rows if row.difference is not None and best.system in (row.system, row.against)]
+        return next(filter(self._is_reversed, found), best if best in found else next(iter(found), None))
 
-    def _is_reversed(self, compared: SystemResult | None) -> bool:
-        """Return whether the difference over shared seeds contradicts the order of the means, which have other seeds too."""
-        if compared is None or not compared.difference:
+    def _is_reversed(self, row: SystemResult) -> bool:
+        """Return whether the difference over shared seeds says that another system is better than the one with the best mean.
+
+        That may be where the means have other seeds too.
+        """
+        best, rows = self.best, {one.system: one for one in self.rows}
+        if not row.difference or best.system not in (row.system, row.against) or row.against not in rows:
             return False
-        return (compared.difference < 0) == ((compared.system == self.best.system) != self.lower_is_better)
+        other = rows[row.against if row.system == best.system else row.system]
+        if other.score == best.score or set(other.seeds) == set(best.seeds):
+            return False
+        return (row.difference < 0) == ((row.system == best.system) != self.lower_is_better)
 
     @property
     def shown_rows(self) -> list[SystemResult]:
-        """Return the rows as people see them: without an inference about systems that learned nothing."""
+        """Return the rows as people see them: without an inference about systems that learned nothing, or of other metrics."""
+        if self.incomparable:
+            return [replace(row, difference=None, against="", test=None, seed_differences=()) for row in self.rows]
         return [
             replace(row, test=row.test.without_inference())
             if row.test and {row.system, row.against} & self.unlearned.keys()
@@ -185,7 +194,8 @@ def answer_runs(
     _, references = references_of(table, runs) or (None, None)
     tokenizer = needed_tokenizer([run.scores[split] for run in scored])
     metric = MAIN_OF_TOKENS if tokenizer else MAIN
-    if metric == MAIN and describe_blanks(references or [], INTERNATIONAL):
+    has_chrf = all(SECOND in run.scores[split] for run in scored)
+    if metric == MAIN and has_chrf and describe_blanks(references or [], INTERNATIONAL):
         metric = SECOND
     systems = {
         name: seeds for name, seeds in group_systems(scored).items() if all(metric in r.scores[split] for r in seeds.values())
@@ -286,7 +296,8 @@ def answer_study(study: ReportStudy) -> Answer | None:
     answer = None if study.report is None else make(study.name, study.report)
     if answer is None or not study.stale:
         return answer
-    stale = f"The weights of {len(study.stale)} cells have changed since these numbers: run the study again."
+    cells = "1 cell" if len(study.stale) == 1 else f"{len(study.stale)} cells"
+    stale = f"The weights of {cells} have changed since these numbers: run the study again."
     return replace(answer, note=" ".join(filter(None, (answer.note, stale))))
 
 

@@ -13,7 +13,7 @@ from treenet.report.answer import Answer
 from treenet.report.figures import FAINT, INK, SERIES, name_rows
 from treenet.report.report_model import Report
 from treenet.tasks.tables import NONE, Column, numbers, show_interval
-from treenet.tasks.translation_metrics import METRIC_TITLES
+from treenet.tasks.translation_metrics import METRIC_TITLES, SECOND
 
 ANSWER = "answer"
 # The axis of the plot reaches so far to both sides at least: small differences look small.
@@ -27,7 +27,7 @@ def answer_section(report: Report) -> dict:
 
 def _table(answer: Answer) -> tuple[list[Column], list[str], bool]:
     """Return the columns, the systems from which differences are, and whether there are tests."""
-    rows, form, against = answer.shown_rows, f".{answer.digits}f", {row.against for row in answer.rows if row.against}
+    rows, form, against = answer.shown_rows, f".{answer.digits}f", {row.against for row in answer.shown_rows if row.against}
     several, tests = len(rows) > 1, [row.test for row in rows]
     names = [row.system + " (baseline)" * (several and row.system == answer.baseline) for row in rows]
     columns = [Column("system", names), numbers(answer.title, [row.score for row in rows], form, answer.best_rows)]
@@ -41,7 +41,7 @@ def _table(answer: Answer) -> tuple[list[Column], list[str], bool]:
         p_values = [show_p_values(test)[test.holm_p_value is not None] if test else NONE for test in tests]
         columns.append(Column("p, Holm", p_values, "n"))
     columns.append(numbers("seeds", [len(row.seeds) for row in rows]))
-    if any(row.chrf is not None for row in rows):
+    if answer.metric != SECOND and any(row.chrf is not None for row in rows):
         columns.append(numbers("chrF", [row.chrf for row in rows], ".2f"))
     return columns, list(against), tested
 

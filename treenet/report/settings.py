@@ -30,7 +30,7 @@ class ReportSettings(Settings):
         5,
         ge=0,
         description="sentences to show: those whose translations by the baseline and the next run differ most in chrF; of "
-        "classifiers, wrong ones on which runs differ",
+        "classifiers, wrong ones, first those on which runs differ",
     )
     lines: tuple[PositiveInt, ...] = Field((), description="show these instead: lines of the split, counted from 1")
     targets: Literal["reference", "translation"] = Field(

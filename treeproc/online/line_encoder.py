@@ -1,6 +1,7 @@
 """Raw lines to encoded rows, with the parser and vocabulary of an existing data set."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,16 +57,21 @@ def _check_arcs(data: AnyPath, config: ParserConfig, given_trees: bool) -> None:
         raise UserError(f"{data} has trees made of arcs, but bracketed trees have no arcs; give the lines without trees")
 
 
+# Where a remedy begins; a `; ` may also stand in a path, or in a command.
+_REMEDIES = re.compile(r"; (?=(?:install|remove|restore|run|give|choose|set|put|save|start|or|shipped|models) |parser\.|Stanza )")
+_POSSIBLE = ("install ", "remove ", "restore ", "run ")  # without settings of parsers
+
+
 @contextmanager
 def _remedy(data: AnyPath) -> Iterator[None]:
     """Leave out of the errors of the parser what the commands for lines cannot do: they have no settings of parsers."""
     try:
         yield
     except UserError as error:
-        said, *remedies = str(error).split("; ")
+        said, *remedies = _REMEDIES.split(str(error))
         if not any("parser." in one or one.startswith(("give ", "choose ")) for one in remedies):
             raise
-        possible = [one for one in remedies if one.startswith(("install ", "remove ", "restore ", "run "))]
+        possible = [re.sub(r",? or (set parser\.|give ).*$", "", one) for one in remedies if one.startswith(_POSSIBLE)]
         raise UserError("; ".join([said, *(possible or [f"install here the parser that {data} was made with"])])) from None
 
 

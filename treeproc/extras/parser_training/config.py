@@ -229,9 +229,9 @@ class TrainParserConfig(Settings):
         if "pos" not in self.models and {"constituency", "depparse"} & set(self.models):
             raise ValueError("models: constituency and depparse read the tagger's tags; add pos")
         of_brackets, of_conllu = (
-            [name for name, one in self.treebanks.items() if getattr(one, form).paths()] for form in ("brackets", "conllu")
+            [name for name, one in self.treebanks.items() if getattr(one, form).are_learnt] for form in ("brackets", "conllu")
         )
-        if self.tags == "upos" and of_brackets and of_conllu:
+        if self.tags == "upos" and "pos" in self.models and of_brackets and of_conllu:
             raise ValueError(
                 f"tags: upos leaves out language-specific tags of CoNLL-U, but {of_brackets[0]} has those of brackets, and the "
                 "tagger would learn these alone; set tags=both"

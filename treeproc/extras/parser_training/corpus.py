@@ -63,6 +63,11 @@ class Files(Settings):
             raise ValueError(f"{origins[0]} make valid and test themselves; give train instead, or leave valid and test out")
         return self
 
+    @property
+    def are_learnt(self) -> bool:
+        """Return whether a model learns from these files; false if they serve only for scores."""
+        return bool(self.train or self.documents or self.sentences)
+
     def paths(self) -> list[Path]:
         """Return all files."""
         return [*self.train, *self.documents, *self.sentences, *self.valid, *self.test]
