@@ -95,7 +95,7 @@ def test_the_command_compares_with_it(python, model, tmp_path, capsys, monkeypat
     printed, warned = capsys.readouterr()
     assert [found["baseline"], found["system"]] == pytest.approx([11 / 3, 12 / 3]) and "\nCOMET " in printed
     assert "warning: COMET: one text is longer than the model reads" in warned
-    with pytest.raises(UserError, match="COMET reads the source lines; give data=DATA or sources=FILE"):
+    with pytest.raises(UserError, match="COMET reads the source lines; give sources=FILE"):
         evaluate.main(options)
     with pytest.raises(UserError, match=r"sources: \S+short must have 3 lines, but has 2"):
         evaluate.main([*options, f"sources={tmp_path / 'short'}"])

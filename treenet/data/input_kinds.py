@@ -116,8 +116,7 @@ class InputKind:
 
 def check_columns(folder: AnyPath, reads: InputKind) -> None:
     """Raise UserError if DATA/encoded lacks columns that a model that `reads` needs."""
-    index = read_index(folder)
-    if reads.reads_arcs and "arcs" not in index.get("columns", []):
+    if reads.reads_arcs and "arcs" not in (index := read_index(folder)).get("columns", []):
         raise UserError(f"{folder} has no arcs, which this model reads; {hint_for_arcs(index)}")
 
 

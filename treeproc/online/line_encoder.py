@@ -115,7 +115,8 @@ class LineEncoder:
                 config = config.model_copy(update={"device": "auto"})
             with _remedy(data):
                 there = describe_parser(config)
-            if changed := differences(index["parser"] | {"device": config.device}, there):
+            device = {name: value for name, value in there.items() if name == "device"}
+            if changed := differences(index["parser"] | device, there):
                 differs = f"the parser differs from that of {data} ({'; '.join(changed)})"
                 raise UserError(f"{differs}; install the parser of the data set")
         if config.name == "corenlp":
