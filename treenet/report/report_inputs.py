@@ -114,6 +114,13 @@ def task_of_runs(runs: Sequence[ReportRun]) -> str:
     return next((run.task for run in runs), "translation")
 
 
+# A report has no settings of studies.
+_OF_RECORDS = dict.fromkeys(
+    ("give each study its own --out and --records", "give grid.target_language as in the records, or another --records"),
+    "keep the records of each study in a separate folder",
+)
+
+
 def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = None, main: str | None = None) -> ReportInputs:
     """Read runs and studies of both forms. Raises UserError for a folder of another kind.
 
@@ -132,16 +139,7 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
             found.studies.append(_read_study(name, text, folder, form, mirror.out))
         elif kind is None and not (folder / CONFIG).is_file() and (records := list(read_records(folder).values())):
             known.update(systems_of(records))
-            apart = "keep the records of each study in a separate folder"
-            with rewording(
-                dict.fromkeys(
-                    (
-                        "give each study its own --out and --records",
-                        "give grid.target_language as in the records, or another --records",
-                    ),
-                    apart,
-                )
-            ):
+            with rewording(_OF_RECORDS):
                 study = report_records(records, baseline, main)
             found.studies.append(_in_order(name, text, form_of(records), study))
         else:
@@ -151,10 +149,9 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
         raise UserError(f"runs must be of one task, but are {' and '.join(f'{run} of {task}' for task, run in tasks.items())}")
     if main is not None and not known:
         raise UserError("main: is of records of a study, and none is given; leave it out")
-    for setting, value in (("main", main), ("baseline", baseline)):
-        if value not in (None, *known):
-            raise UserError(f"{setting} must be one of {', '.join(sorted(known)) or 'no run'}, but is {value}")
-        known.update(run.name for run in found.runs)
+    for setting, value, names in (("main", main, known), ("baseline", baseline, {*known, *(run.name for run in found.runs)})):
+        if value not in (None, *names):
+            raise UserError(f"{setting} must be one of {', '.join(sorted(names)) or 'no run'}, but is {value}")
     return found
 
 
