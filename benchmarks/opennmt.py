@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from measure import emit
@@ -91,23 +91,36 @@ def theirs(packages: str, work: Path, updates: int) -> tuple[float, float]:
     """Return seconds and target tokens of `updates` updates."""
     same = {"layers": "num_encoder_layers", "hidden_size": "d_model", "word_vec_size": "d_model", "transformer_ff": "d_ff"}
     same |= {"heads": "num_heads", "dropout": "dropout"}
-    options = {name: SIZES[ours] for name, ours in same.items()} | {
-        "encoder_type": "transformer", "decoder_type": "transformer", "attention_dropout": 0.0, "position_encoding": True,
-        "max_relative_positions": 0, "add_qkvbias": True, "add_ffnbias": True, "share_embeddings": True,
-        "share_decoder_embeddings": True, "share_vocab": True, "src_vocab": work / "vocab", "tgt_vocab": work / "vocab",
-        "batch_type": "tokens", "batch_size": BUDGET, "normalization": "tokens", "accum_count": 1, "bucket_size": 20_000,
-        "num_workers": 0, "optim": "adam", "adam_beta2": 0.98, "label_smoothing": 0.1, "decay_method": "noam",
-        "warmup_steps": 200, "learning_rate": 1.0, "train_steps": updates, "valid_steps": 10**6,
-        "save_checkpoint_steps": 10**6, "report_every": 20, "save_model": work / "opennmt",
+    options = {name: SIZES[ours] for name, ours in same.items()} | common_options(work) | {
+        "attention_dropout": 0.0, "position_encoding": True, "max_relative_positions": 0, "batch_size": BUDGET,
+        "bucket_size": 20_000, "adam_beta2": 0.98, "label_smoothing": 0.1, "warmup_steps": 200, "learning_rate": 1.0,
+        "train_steps": updates, "save_checkpoint_steps": 10**6, "report_every": 20, "save_model": work / "opennmt",
     }  # fmt: skip
     corpus = {"path_src": str(work / "src"), "path_tgt": str(work / "tgt"), "transforms": [], "weight": 1}
     (work / "opennmt.yaml").write_text(json.dumps({"data": {"corpus": corpus}}))
-    command = ["-m", "onmt.bin.train", "-config", str(work / "opennmt.yaml")]
-    for name, value in options.items():
-        command += [f"-{name}"] if value is True else [f"-{name}", str(value)]
+    command = ["-m", "onmt.bin.train", *arguments({"config": work / "opennmt.yaml", **options})]
     seconds, printed = cpu_seconds(command, [packages])
     sizes = re.findall(r"bsz: +[0-9.]+/ *([0-9.]+)/", printed)
     return seconds, 20 * sum(map(float, sizes))
+
+
+def common_options(work: Path) -> dict[str, object]:
+    """Return the settings of OpenNMT-py's training that make it read piece numbers and be like ours at any size."""
+    return {
+        "encoder_type": "transformer", "decoder_type": "transformer", "add_qkvbias": True, "add_ffnbias": True,
+        "share_embeddings": True, "share_decoder_embeddings": True, "share_vocab": True, "src_vocab": work / "vocab",
+        "tgt_vocab": work / "vocab", "batch_type": "tokens", "normalization": "tokens", "accum_count": 1, "num_workers": 0,
+        "optim": "adam", "decay_method": "noam", "valid_steps": 10**6,
+    }  # fmt: skip
+
+
+def arguments(options: Mapping[str, object]) -> list[str]:
+    """Return settings as arguments of OpenNMT-py's programs. True is a flag, False none, and a list has several values."""
+    out = []
+    for name, value in options.items():
+        if value is not False:
+            out += [f"-{name}", *map(str, [] if value is True else value if isinstance(value, list) else [value])]
+    return out
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import sys
 from pathlib import Path
 
 from measure import emit
+from opennmt import arguments, common_options
 
 from treenet.config import TrainConfig
 from treenet.data.splits import read_references, read_split
@@ -124,30 +125,22 @@ def training_options(config: TrainConfig, work: Path, pairs: int) -> dict[str, o
     """Return the settings of OpenNMT-py's training that mean what those of our run mean."""
     model, optimizer = config.model, config.optimizer
     relative = model.relations.sequence.clip if model.name == "relation_transformer" else 0
-    return {
-        "encoder_type": "transformer", "decoder_type": "transformer", "layers": model.num_encoder_layers,
-        "hidden_size": model.d_model, "word_vec_size": model.d_model, "transformer_ff": model.d_ff, "heads": model.num_heads,
-        "dropout": model.dropout, "attention_dropout": model.attention_dropout,
-        "max_relative_positions": relative, "position_encoding": not relative,
-        "add_qkvbias": True, "add_ffnbias": True, "share_embeddings": True,
-        "share_decoder_embeddings": True, "share_vocab": True, "src_vocab": work / "vocab", "tgt_vocab": work / "vocab",
-        "batch_type": "tokens", "batch_size": config.batch.max_tokens, "normalization": "tokens", "accum_count": 1,
-        "bucket_size": pairs, "num_workers": 0, "seed": config.seed, "param_init_glorot": True, "param_init": 0,
-        "optim": "adam", "adam_beta2": optimizer.adam_betas[1], "label_smoothing": optimizer.label_smoothing,
-        "decay_method": "noam", "warmup_steps": optimizer.warmup_steps, "max_grad_norm": 0,
+    return common_options(work) | {
+        "layers": model.num_encoder_layers, "hidden_size": model.d_model, "word_vec_size": model.d_model,
+        "transformer_ff": model.d_ff, "heads": model.num_heads, "dropout": model.dropout,
+        "attention_dropout": model.attention_dropout, "max_relative_positions": relative, "position_encoding": not relative,
+        "batch_size": config.batch.max_tokens, "bucket_size": pairs, "seed": config.seed, "param_init_glorot": True,
+        "param_init": 0, "adam_beta2": optimizer.adam_betas[1], "label_smoothing": optimizer.label_smoothing,
+        "warmup_steps": optimizer.warmup_steps, "max_grad_norm": 0,
         "learning_rate": optimizer.learning_rate * math.sqrt(model.d_model * optimizer.warmup_steps),
-        "train_steps": config.max_steps, "valid_steps": 10**6, "save_checkpoint_steps": config.checkpoint_every,
+        "train_steps": config.max_steps, "save_checkpoint_steps": config.checkpoint_every,
         "keep_checkpoint": config.average_checkpoints, "report_every": 100,
     }  # fmt: skip
 
 
 def call(program: str, packages: str, options: dict[str, object]) -> str:
     """Run a program of OpenNMT-py, and return what it printed."""
-    command = [sys.executable, "-m", f"onmt.bin.{program}"]
-    for name, value in options.items():
-        if value is not False:
-            values = [] if value is True else value if isinstance(value, list) else [value]
-            command += [f"-{name}", *map(str, values)]
+    command = [sys.executable, "-m", f"onmt.bin.{program}", *arguments(options)]
     own = {"PYTHONPATH": packages, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}  # its checkpoints hold its options as an object
     ended = subprocess.run(command, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if ended.returncode:

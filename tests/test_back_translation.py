@@ -355,7 +355,10 @@ def test_what_cannot_work_is_refused_before_the_training_and_can_be_corrected(da
             ["backward_parser={name: shipped, language: de}"],
             "choose one of these: backward_parser.dependencies=true backward_parser.constituency=false",
         ),
-        ([f"data={train_alone}", "backward.average=best"], "has no split valid; set backward.average=last"),
+        (
+            [f"data={train_alone}", "backward.average=best"],
+            "^backward.average: best needs validations, .* has no split valid; add one, or set backward.average=last",
+        ),
         ([f"data={test_alone}"], "has no train split, to which the new pairs are added"),
         ([f"run={undisturbed / 'backward'}", f"backward={json.dumps(RUN)}"], "run is a finished model, so none is trained"),
     ):

@@ -125,6 +125,7 @@ class BackTranslation:
         if backward.task != "translation":
             raise UserError(f"backward.task must be translation, but is {backward.task}")
         from treenet.data.input_kinds import LEAVES
+        from treenet.jobs.train_job import check_validations
         from treenet.tasks.base import build_task
         from treenet.translation.translate import change_decoding
 
@@ -134,9 +135,8 @@ class BackTranslation:
                 "backward_parser={name: shipped, language: LANGUAGE}"
             )
         change_decoding(backward.decoding, self.config.translate.decoding)
-        if "valid" not in self._splits and (backward.average == "best" or backward.patience):
-            remedy = "backward.average=last" if backward.average == "best" else "backward.patience=0"
-            raise UserError(f"backward: needs validations, but {self.config.data} has no split valid; set {remedy}")
+        with rewording({"average": "backward.average", "patience": "backward.patience"}):
+            check_validations(backward, self.config.data, self._splits)
         return backward
 
     def _refuse_forward_runs(self) -> None:

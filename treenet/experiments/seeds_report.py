@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.evaluation.significance import (
     EXPLAINED,
+    FEWEST_SEEDS,
     SYSTEMS,
     SeedTest,
     correct_family,
@@ -254,7 +255,9 @@ def draw(report: dict) -> "Figure":
             axes.axvline(mean, color=color, lw=0.8, ls=":")
     axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
-    axes.set_xlabel(f"{measures.title} on test: seeds, their mean,\nand its 95 % interval on these sentences (two seeds or more)")
+    axes.set_xlabel(
+        f"{measures.title} on test: seeds, their mean,\nand its 95 % interval on these sentences (of {FEWEST_SEEDS} seeds or more)"
+    )
     axes.grid(axis="x", alpha=0.25)
     return figure
 

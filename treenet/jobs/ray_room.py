@@ -137,11 +137,10 @@ def refuse_more_than_there_is(config: TrainConfig) -> None:
     if can_grow() or not (there := ray.cluster_resources()):  # none: the node has just died, and `end_with_the_node` tells it
         return
     for kind, amount in sum_of(bundles_of(config)).items():
-        if there.get(kind, 0) < amount:
-            remedy = "lower workers, or set workers=0 to train without Ray" if there.get(kind) else "set use_gpu=false"
-            raise UserError(
-                f"workers = {config.workers} need as many {kind}s, but Ray on this machine has {there.get(kind, 0):g}; {remedy}"
-            )
+        if (found := there.get(kind, 0)) < amount:
+            no_gpu = kind == "GPU" and not found
+            remedy = "set use_gpu=false" if no_gpu else "lower workers, or set workers=0 to train without Ray"
+            raise UserError(f"workers = {config.workers} need as many {kind}s, but Ray on this machine has {found:g}; {remedy}")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from treeproc.common.errors import require
 from treeproc.common.messages import phase
 from treeproc.common.provenance import STOPPED, Recorder
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import Index, class_names, read_index
 
@@ -78,10 +79,15 @@ def check_model(config: TrainConfig, index: Index, task: Task) -> dict[str, Any]
     # A driver of Ray or of a GPU has the weights alone, and not for long.
     copies = 1 if config.workers or config.use_gpu else 4
     parameters = task.count_parameters(sizes, copies)
-    if "valid" not in index["totals"] and (config.average == "best" or config.patience):
-        what, other = ("average: best", "average=last") if config.average == "best" else ("patience", "patience=0")
-        raise UserError(f"{what} needs validations, but {config.data} has no split valid; add one, or set {other}")
+    check_validations(config, config.data, index["totals"])
     return {**sizes, "parameters": parameters, **_check_patterns(config, task, sizes), **states}
+
+
+def check_validations(config: TrainConfig, data: AnyPath, splits: Collection[str]) -> None:
+    """Raise UserError if the settings need validations, and the data set has no split for them."""
+    if "valid" not in splits and (config.average == "best" or config.patience):
+        what, other = ("average: best", "average=last") if config.average == "best" else ("patience", "patience=0")
+        raise UserError(f"{what} needs validations, but {data} has no split valid; add one, or set {other}")
 
 
 def describe_corpora(facts: Mapping, examples: str) -> list[str]:

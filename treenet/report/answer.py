@@ -80,7 +80,7 @@ class Answer:
     @property
     def best_rows(self) -> list[int]:
         """Return the places of the best scores; empty where no system can be called the best."""
-        if self.unlearned or self.incomparable or any(map(self._is_reversed, self.rows)):
+        if self.unlearned or self.incomparable or self._reversed:
             return []
         return [place for place, row in enumerate(self.rows) if row.score == self.best.score]
 
@@ -89,7 +89,12 @@ class Answer:
         """The result with the difference between the best system and another one."""
         best = self.best
         found = [row for row in self.rows if row.difference is not None and best.system in (row.system, row.against)]
-        return next(filter(self._is_reversed, found), best if best in found else next(iter(found), None))
+        return self._reversed or (best if best in found else next(iter(found), None))
+
+    @property
+    def _reversed(self) -> SystemResult | None:
+        """The first result for which `_is_reversed`."""
+        return next(filter(self._is_reversed, self.rows), None)
 
     def _is_reversed(self, row: SystemResult) -> bool:
         """Return whether the difference over shared seeds says that another system is better than the one with the best mean.
@@ -143,7 +148,7 @@ class Answer:
         seeds = {row.system: set(row.seeds) for row in self.rows}
         shared = seeds[best.system] & seeds.get(other, set())
         over = " over the seeds that both have" if shared and seeds[best.system] != seeds[other] else ""
-        but = "but " if self._is_reversed(compared) else ""
+        but = "but " if self._reversed else ""
         certainty = self._certainty(compared, compared is best)
         return f"{first}, {but}{self.show(difference, '+')} against {other}{over}. {certainty}"
 

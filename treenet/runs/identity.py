@@ -26,7 +26,7 @@ from treenet.runs.checkpoint import (
     read_meta,
 )
 from treenet.runs.metrics_log import read_metrics
-from treenet.runs.run_folder import EXPORT_FACTS, FACTS, checkpoint_path, hash_in, is_unpacked, read_facts
+from treenet.runs.run_folder import EXPORT_FACTS, FACTS, checkpoint_path, choose_remedy, hash_in, read_facts
 from treeproc.common.errors import one_line
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.hub import are_other_models
@@ -53,11 +53,11 @@ def checkpoint_folder(run: Path, checkpoint: str) -> Path:
         return folder
     check_frozen(folder)
     if (folder / WEIGHTS).is_file():
-        remedy = f"run tree-attention average-checkpoints --out {run}, or choose another checkpoint"
-        if (run / EXPORT_FACTS).is_file():
-            remedy = "copy the exported run again"
-        elif is_unpacked(run):
-            remedy = "run tree-attention average-checkpoints on the run that was zipped, and zip it again"
+        remedy = choose_remedy(
+            run,
+            f"run tree-attention average-checkpoints --out {run}, or choose another checkpoint",
+            "run tree-attention average-checkpoints on the run that was zipped, and zip it again",
+        )
         raise UserError(f"{folder} is damaged ({fault}); {remedy}")
     if (run / EXPORT_FACTS).is_file() and folder.is_relative_to(run):
         raise UserError(f"{folder / WEIGHTS} is missing: an exported run has one checkpoint, {AVERAGED}; give the run itself")
@@ -187,14 +187,13 @@ def _describe(run: Path, others: Mapping[Path, list[str]], name: AnyPath, *, all
     first = next(folder for folder, changes in others.items() if changes)
     place = name / first.relative_to(run).as_posix() if first.is_relative_to(run) else first
     found = f"{place} has weights of another run ({_shorten(others[first])})"
-    if (run / EXPORT_FACTS).is_file():
-        return f"{found}; copy the exported run again"
     if first.name == INITIAL:
-        return f"{found}; copy that folder from a copy of the run"
-    instead = f"restore {CONFIG} and {FACTS} if they were changed, or " if all_are else ""
-    if is_unpacked(run):
-        return f"{found}; remove {_join(others)} from the run that was zipped, repeat its training command, and zip it again"
-    return f"{found}; {instead}remove {_join(others)} from the run, then repeat its training command"
+        own = zipped = "copy that folder from a copy of the run"
+    else:
+        instead = f"restore {CONFIG} and {FACTS} if they were changed, or " if all_are else ""
+        own = f"{instead}remove {_join(others)} from the run, then repeat its training command"
+        zipped = f"remove {_join(others)} from the run that was zipped, repeat its training command, and zip it again"
+    return f"{found}; {choose_remedy(run, own, zipped)}"
 
 
 def _check_chain(metas: Mapping[Path, Mapping], asked: Collection[Path], name: AnyPath) -> None:

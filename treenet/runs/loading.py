@@ -18,7 +18,7 @@ from treenet.models import Classifier, Seq2Seq
 from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS
 from treenet.runs.checkpoint_io import load_weights
 from treenet.runs.identity import checkpoint_folder
-from treenet.runs.run_folder import EXPORT_FACTS, is_unpacked, name_in_results, read_facts, recorded_sha256
+from treenet.runs.run_folder import EXPORT_FACTS, choose_remedy, name_in_results, read_facts, recorded_sha256
 from treenet.tasks.base import build_task
 from treeproc.common.files import file_sha256, file_size, read_json
 from treeproc.common.messages import phase, warn
@@ -191,11 +191,11 @@ def check_is_run(run: Path) -> None:
 def check_there(data: AnyPath, run: Path) -> None:
     """Raise UserError if the folder of the data set of a run is missing."""
     if not data.is_dir():
-        remedy = "if it moved, run the training command of the run with data=NEW, which records the new place"
-        if (run / EXPORT_FACTS).is_file():
-            remedy = "copy the exported run again"
-        elif is_unpacked(run):
-            remedy = "where the data set is, run tree-attention export RUN --out FOLDER, and zip that folder"
+        remedy = choose_remedy(
+            run,
+            "if it moved, run the training command of the run with data=NEW, which records the new place",
+            "where the data set is, run tree-attention export RUN --out FOLDER, and zip that folder",
+        )
         raise UserError(f"{data}, the data set of {run}, is missing; {remedy}")
 
 

@@ -157,6 +157,13 @@ def is_unpacked(run: Path) -> bool:
     return run.is_relative_to(places) and re.fullmatch(r".+\.zip-[0-9a-f]{32}", run.relative_to(places).parts[0]) is not None
 
 
+def choose_remedy(run: Path, own: str, zipped: str) -> str:
+    """Return what mends a run: `own` in its folder, or `zipped` if it came in a zip. An exported run can only be copied."""
+    if (run / EXPORT_FACTS).is_file():
+        return "copy the exported run again"
+    return zipped if is_unpacked(run) else own
+
+
 def unpack_run(path: AnyPath) -> Path:
     """Return the folder of the run in a zip file, which has the run itself or one folder with it.
 

@@ -208,7 +208,8 @@ def _check_room(settings: ServeSettings) -> None:
         tell(describe_wait([{kind: wanted[kind]} for kind in missing], time.time()))
     elif missing:
         kind = missing[0]
-        found, remedy = there.get(kind, 0), "choose fewer replicas" if there.get(kind) else "set use_gpu=false"
+        found = there.get(kind, 0)
+        remedy = "set use_gpu=false" if kind == "GPU" and not found else "choose fewer replicas"
         raise UserError(
             f"replicas={settings.replicas} need {wanted[kind]} {kind}s, but Ray on this machine has {found:g}; {remedy}"
         )
