@@ -255,9 +255,8 @@ def draw(report: dict) -> "Figure":
             axes.axvline(mean, color=color, lw=0.8, ls=":")
     axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
-    axes.set_xlabel(
-        f"{measures.title} on test: seeds, their mean,\nand its 95 % interval on these sentences (of {FEWEST_SEEDS} seeds or more)"
-    )
+    interval = f"its 95 % interval on these sentences (of {FEWEST_SEEDS} seeds or more)"
+    axes.set_xlabel(f"{measures.title} on test: seeds, their mean,\nand {interval}")
     axes.grid(axis="x", alpha=0.25)
     return figure
 
