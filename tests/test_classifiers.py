@@ -295,13 +295,13 @@ def test_data_that_a_model_cannot_read_is_refused(tmp_path, data):
     two["spans"] = {"start": [0, 1], "end": [1, len(two["leaves"]["piece"])], "subtree_end": [1, 2]}
     two["node_labels"] = [0, 1]
     side_by_side = write_labelled(tmp_path / "two", {"train": rows})
-    with pytest.raises(UserError, match=r"line 2 has several trees side by side.* tree\.documents: dummy_root"):
+    with pytest.raises(UserError, match=r"^example_id 1 has several trees side by side.* tree\.documents: dummy_root"):
         open_source(side_by_side, "tree_transformer").batch([0, 1])
     later = write_labelled(tmp_path / "later", {"train": make_rows(4), "test": rows})
     task = build_task(
         TrainConfig.model_validate({"task": "classification", "data": later, "model": {"name": "tree_transformer"}})
     )
-    with pytest.raises(UserError, match="test, line 2 has several trees side by side"):  # before a training, not after it
+    with pytest.raises(UserError, match="^test, example_id 1 has several trees side by side"):  # before a training, not after it
         task.check(read_index(later / "encoded"))
 
 

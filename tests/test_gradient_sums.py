@@ -126,8 +126,9 @@ def test_a_rank_short_of_memory_computes_the_update_again(data, alone, tmp_path,
 
 def test_an_example_that_does_not_fit_alone_is_named_on_all_ranks(data, tmp_path):
     first, second = train_ranks(2, make_config(data), tmp_path / "run", _hopeless)
-    assert first == second and first.startswith("line ")
+    assert first == second and first.startswith("example_id ")
     assert "leaves" in first and "does not fit into the memory" in first
+    assert " of train (" in first and "even alone; lower batch.max_leaves and batch.max_target_pieces" in first
 
 
 def test_sums_in_bf16_round_and_train_alike(data, tmp_path):

@@ -111,6 +111,19 @@ def test_killed_processes_are_replaced_as_long_as_items_come(capfd, monkeypatch,
     assert lines[1].endswith("from step 60")
 
 
+def test_a_process_killed_while_its_large_item_waits_is_replaced(capfd, forked_loaders):
+    """It is still sending when it is killed, because nobody takes the item."""
+    size = {"size": SLOT_BYTES // 4 + 1}
+    with LoaderProcesses(Numbers, range(20, 24), 2, options=lambda: size) as stream:
+        items = iter(stream)
+        first, second = next(items).unpack(), next(items).unpack()
+        for pid in (first[2], second[2]):
+            os.kill(pid, signal.SIGKILL)
+            assert ended(pid)
+        assert [int(item.unpack()[0][-1]) for item in items] == [22, 23]
+    assert "signal 9 (SIGKILL)" in capfd.readouterr().err
+
+
 def read_two_and_wait(ends: tuple[Connection, Connection]) -> None:
     ends[0].close()
     with LoaderProcesses(Numbers, range(20, 10**6), 2) as stream:

@@ -29,7 +29,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 def test_auto_is_float32_on_cpus_and_by_the_gpu_on_gpus(data, monkeypatch):
     assert make_config(data).precision == make_config(data, "precision=auto").precision == "float32"
-    assert make_config(data, "use_gpu=true").precision == "auto"
+    assert make_config(data, "use_gpu=no").precision == make_config(data, "use_gpu=off").precision == "float32"
+    assert make_config(data, "use_gpu=true").precision == make_config(data, "use_gpu=yes").precision == "auto"
     assert make_config(data, "use_gpu=true", "precision=float32").precision == "float32"
     for with_bf16, expected in ((True, "bf16"), (False, "fp16")):
         monkeypatch.setattr(backend, "has_bf16", lambda device, answer=with_bf16: answer)

@@ -284,6 +284,16 @@ def test_a_model_whose_states_change_with_padding_is_refused(tmp_path, kind):
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_a_model_whose_states_of_padded_texts_are_no_numbers_is_refused(made, tmp_path, monkeypatch):
+    def read(self, pieces, pad_mask, real=PretrainedLeaves.read):
+        states, first = real(self, pieces, pad_mask)
+        return states.masked_fill(pad_mask.any(1)[:, None, None], torch.nan), first
+
+    monkeypatch.setattr(PretrainedLeaves, "read", read)
+    with pytest.raises(UserError, match="the states of a text change with the padding after it"):
+        run_training(config_of(made), tmp_path / "run")
+
+
 def test_a_model_that_reads_no_later_pieces_is_refused(tmp_path):
     """XLM has checkpoints of both kinds, under one type of model."""
     with pytest.raises(UserError, match="the state of a piece does not change with the pieces after it; choose BERT"):

@@ -156,7 +156,7 @@ def test_a_list_of_labels_says_something_if_two_real_ones_differ(tmp_path, names
 
 def test_texts_that_are_read_in_windows_are_counted_in_both_splits(tmp_path, monkeypatch):
     """An encoder of at most 5 positions. Training leaves out texts of more than 7 pieces; a validation does not."""
-    leaves = {"train": [3, 5, 6, 7, 8, 5], "valid": [5, 6, 9], "test": [9]}
+    leaves = {"train": [3, 5, 6, 7, 8, 5], "valid": [5, 6, 9, 5], "test": [9]}
     rows = {split: [shortened(length) for length in lengths] for split, lengths in leaves.items()}
     data = write_labelled(tmp_path / "data", rows)
     index = json.loads((data / "encoded" / "index.json").read_text())
@@ -170,9 +170,13 @@ def test_texts_that_are_read_in_windows_are_counted_in_both_splits(tmp_path, mon
         monkeypatch.setattr(base, "PretrainedLeaves", lambda facts, width: SimpleNamespace(most_leaves=most))
         return base.describe_windows(one.config, sizes)
 
-    assert told(5) == ["2 of 6 texts of train and 2 of 3 texts of valid have more than 5 pieces, and are read in windows"]
-    assert told(7) == ["1 of 3 texts of valid have more than 7 pieces, and are read in windows"]
+    assert told(5) == ["2 of 6 texts of train and 2 of 4 texts of valid have more than 5 pieces, and are read in windows"]
+    assert told(7) == ["1 of 4 texts of valid have more than 7 pieces, and are read in windows"]
     assert told(9) == told(None) == told(5, {}) == []
+    # A pair counts as twice its longer text: with 14, training leaves out that of 8 leaves, and so the pair of it and 5.
+    (data / "encoded" / "index.json").write_text(json.dumps(index | {"pairs": True}))
+    one = task(data, "batch.max_leaves=14", model="transformer")
+    assert told(4)[0].startswith("3 of 6 texts of train and 4 of 4 texts of valid")
 
 
 def shortened(length: int) -> dict:
@@ -214,6 +218,8 @@ def test_settings_of_other_tasks_are_told(labels, toy):
 @pytest.mark.parametrize(
     ("model", "overrides", "index", "unread"),
     [
+        ("relatedness", ["split_words=node"], {}, ["split_words"]),
+        ("relatedness", ["pair_hidden=3"], {}, []),
         ("tree_transformer", ["split_words=node"], {}, []),
         ("tree_transformer", ["split_words=node", "supervision=root"], {}, ["split_words"]),
         ("tree_transformer", ["split_words=node"], {"pairs": True}, ["split_words"]),
@@ -225,7 +231,8 @@ def test_settings_of_other_tasks_are_told(labels, toy):
     ],
 )
 def test_settings_of_classifiers_without_effect_are_told(labels, model, overrides, index, unread):
-    one = task(labels, *(f"classifier.{override}" for override in overrides), model=model)
+    name, model = ("relatedness", "tree_lstm") if model == "relatedness" else ("classification", model)
+    one = task(labels, *(f"classifier.{override}" for override in overrides), name=name, model=model)
     found = [key for key in one.unread_settings(index) if not key.startswith("model.")]
     assert found == [f"classifier.{name}" for name in unread]
 

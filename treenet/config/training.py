@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -10,6 +10,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     StringConstraints,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -301,13 +302,11 @@ class TrainConfig(Settings):
             raise ValueError("valid_metric must be nll where shard_weights is true: ranks translate batches one by one")
         return self
 
-    @model_validator(mode="before")
+    @field_validator("precision")
     @classmethod
-    def _choose_precision(cls, values: Any) -> Any:
+    def _choose_precision(cls, value: str, info: ValidationInfo) -> str:
         """Give `auto` its one meaning on CPUs; on GPUs it is found out where the run begins."""
-        if isinstance(values, dict) and not values.get("use_gpu") and values.get("precision", "auto") == "auto":
-            return {**values, "precision": "float32"}
-        return values
+        return "float32" if value == "auto" and not info.data.get("use_gpu") else value
 
     @model_validator(mode="after")
     def _check_loggers(self) -> Self:

@@ -77,7 +77,8 @@ class ExampleSource(Examples):
     def __init__(self, folder: AnyPath, split: str, reads: InputKind = TREES, states: AnyPath | None = None):
         self.reads, self.folder = reads, folder
         check_columns(folder, reads)
-        self.lengths = open_lengths(folder, split)
+        # Subclasses may have other examples, and so other `lengths`; `_stored` are those of the rows of the shards.
+        self.lengths = self._stored = open_lengths(folder, split)
         # Without counts a record takes half a kB, so that all are held: a batch asks for shards in any order.
         self._records = [replace(record, counts={}, longest={}) for record in split_records(folder, split)]
         self._columns = read_index(folder).get("columns")
@@ -136,7 +137,7 @@ class ExampleSource(Examples):
         record = self._records[number]
         shard, rows = Shard(self.folder, record), slice(*self._edges[number : number + 2].tolist())
         check_names(self.folder, shard, self._columns)
-        if (self.lengths["shard"][rows] != record.index).any() or (self.lengths["row"][rows] != np.arange(record.rows)).any():
+        if (self._stored["shard"][rows] != record.index).any() or (self._stored["row"][rows] != np.arange(record.rows)).any():
             raise UserError(
                 f"{self.folder / LENGTHS} names rows that are not in {record.name}; run tree-attention preprocess again"
             )

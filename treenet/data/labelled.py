@@ -203,10 +203,10 @@ def check_roots(picked: PickedRows, where: str = "") -> None:
     first = (np.cumsum(lengths) - lengths)[rows]
     wrong = rows[subtree_end[first] < lengths[rows]]
     if len(wrong):
-        line = picked.values("example_id")[wrong[0]] + 1
+        example = picked.values("example_id")[wrong[0]]
         raise UserError(
-            f"{where}line {line} has several trees side by side, and so no single root; encode the data with tree.documents: "
-            "dummy_root"
+            f"{where}example_id {example} has several trees side by side, and so no single root; encode the data with "
+            "tree.documents: dummy_root"
         )
 
 

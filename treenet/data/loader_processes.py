@@ -75,12 +75,13 @@ class LoaderProcesses(Generic[Item]):
     def __iter__(self) -> Iterator[Packed[Item]]:
         for index in range(len(self._steps)):
             started = time.monotonic()
-            while (answer := self._receive(index)) is None:
+            while (received := self._receive(index)) is None:
                 self._restart(index)
+            answer, large = received
             if isinstance(answer, BaseException):
                 raise answer
             self._starts = 1  # what ended before this item did not stop the training
-            packed = Packed(self._take(index, answer), answer.layout)
+            packed = Packed(self._take(index, answer, large), answer.layout)
             self._ask(index + DEPTH * self._count)
             self.waited += time.monotonic() - started
             yield packed
@@ -149,17 +150,19 @@ class LoaderProcesses(Generic[Item]):
             except OSError:  # its process has ended, which is said when the item is waited for
                 return
 
-    def _receive(self, index: int) -> Answer | BaseException | None:
-        """Return the answer for an item; None if its process has ended."""
+    def _receive(self, index: int) -> tuple[Answer | BaseException, bytes] | None:
+        """Return the answer for an item, and the bytes of a large one; None if its process has ended."""
+        connection = self._connection(index)
         try:
-            return self._connection(index).recv()
+            answer = connection.recv()
+            return answer, connection.recv_bytes() if isinstance(answer, Answer) and answer.is_large else b""
         except (EOFError, OSError):
             return None
 
-    def _take(self, index: int, answer: Answer) -> Tensor:
+    def _take(self, index: int, answer: Answer, large: bytes) -> Tensor:
         """Return a copy of what was made; its slot may then be used again."""
         if answer.is_large:
-            buffer = torch.frombuffer(bytearray(self._connection(index).recv_bytes()), dtype=torch.uint8)
+            buffer = torch.frombuffer(bytearray(large), dtype=torch.uint8)
             return buffer.pin_memory() if self._pin_memory else buffer
         start = self._slot(index) * SLOT_BYTES
         buffer = self._memory[start : start + answer.layout.num_bytes]

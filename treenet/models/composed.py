@@ -5,11 +5,7 @@ again, from what goes into the cross-attention modules.
 
 Shapes: B batch, L leaves, N nodes, P or T positions, S memory positions, D model, H heads, A decoder layers, C classes. V are
 pieces or entries of the table, R live hypotheses.
-
-
----
-
-The head for two sentences of Tai et al. (2015), section 4.2. Shapes: P pairs, D model, K classes, or NUM_SCORES."""
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -269,7 +265,7 @@ NUM_SCORES = 5
 class PairHead(nn.Module):
     """Logits of K scores or classes from the product of two states and the distance between them, through a sigmoid layer.
 
-    If it is `ordered`, the layer reads the two states too.
+    It is that of Tai et al. (2015), section 4.2. If it is `ordered`, the layer reads the two states too. Shapes: P pairs.
     """
 
     def __init__(self, d_model: int, d_hidden: int, num_outputs: int = NUM_SCORES, *, ordered: bool = False):

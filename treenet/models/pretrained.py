@@ -272,7 +272,7 @@ def _what_fails(leaves: PretrainedLeaves) -> str:
             short, no_padding = pieces[:1, :length], pad_mask[:1, :length]
             alone, _ = leaves.read(short, no_padding)
             size = _TOLERANCE * alone.abs().max()
-            if (states[row, : first + length] - alone[0, : first + length]).abs().max() >= size:
+            if not (states[row, : first + length] - alone[0, : first + length]).abs().max() < size:  # also NaN
                 return "the states of a text change with the padding after it"
         repeated, _ = leaves.read(short[:, :1].expand_as(short), no_padding)
         decodes = length > 1 and (repeated - alone)[0, : first + 1].abs().max() < size

@@ -21,6 +21,9 @@ from treeproc.trees.spans import EMPTY_TAG, SpanTree, keep_leaves, normalise, pa
 Span = tuple[int, int] | tuple[int, int, str]
 
 
+_MOST_LEAVES = 2**20  # of a tree: a wrong number must not take all memory
+
+
 class NumberedTree(NamedTuple):
     """A tree over leaves that have numbers for names."""
 
@@ -77,7 +80,7 @@ def read_spans(trees: Sequence[Sequence[Span]], num_leaves: Sequence[int] | None
     read = [_read_nodes(number, spans) for number, spans in enumerate(as_list("trees", trees, "trees, each a list of spans"))]
     if num_leaves is not None:
         given = as_list("num_leaves", num_leaves, "integers, one a tree")
-        num_leaves = [as_integer(f"num_leaves[{number}]", count, 1, 2**31 - 1) for number, count in enumerate(given)]
+        num_leaves = [as_integer(f"num_leaves[{number}]", count, 1, _MOST_LEAVES) for number, count in enumerate(given)]
         if len(num_leaves) != len(read):
             raise UserError(f"num_leaves must have a number for each of the {len(read)} trees, but has {len(num_leaves)}")
     out = []
@@ -100,7 +103,9 @@ def _read_nodes(number: int, spans: Sequence[Span]) -> list[tuple[int, int, str]
         parts = as_list(name, span, "start, end and perhaps a label")
         if len(parts) not in (2, 3):
             raise UserError(f"{name} must be (start, end) or (start, end, label), but is {quoted(span)}")
-        start, end = (as_integer(f"{name}: {part}", parts[place], most=2**31 - 1) for place, part in enumerate(("start", "end")))
+        start, end = (
+            as_integer(f"{name}: {part}", parts[place], most=_MOST_LEAVES) for place, part in enumerate(("start", "end"))
+        )
         label = parts[2] if len(parts) > 2 else UNANALYSED
         check_string(f"{name}: the label", label)
         nodes.append((start, end, label))

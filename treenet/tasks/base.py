@@ -13,6 +13,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -87,7 +88,10 @@ def describe_windows(config: TrainConfig, sizes: Mapping) -> list[str]:
     for split in ("train", "valid"):
         if most is not None and any(record.longest.get("leaves", 0) > most for record in index.records(split)):
             lengths = open_lengths(folder, split)["leaves"][:]
-            count = int(((lengths > most) & (lengths <= config.batch.max_leaves if split == "train" else True)).sum())
+            of_rows = lengths  # as the limits of training count them: a pair as twice its longer text
+            if config.task == "relatedness" or index.get("pairs"):
+                of_rows = 2 * np.maximum(lengths[::2], lengths[1::2]).repeat(2)
+            count = int(((lengths > most) & ((of_rows <= config.batch.max_leaves) | (split != "train"))).sum())
             found += [f"{count:,} of {len(lengths):,} texts of {split}"] * bool(count)
     return [f"{' and '.join(found)} have more than {most:,} pieces, and are read in windows"] if found else []
 

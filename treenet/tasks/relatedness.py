@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from treenet.config import ClassifierConfig
 from treenet.data.labelled import PairBatch, PairSource, check_all_roots
 from treenet.models import ClassLogits, build_relatedness
 from treenet.models.composed import expected_score, score_distribution
@@ -35,6 +36,10 @@ class Relatedness(PredictionTask[PairBatch]):
             )
         check_structure(self.config, index, self.encoder)
         check_all_roots(self.config.data / "encoded", index, self.reads)
+
+    def unread_settings(self, index: Mapping) -> list[str]:
+        ignored = self.config.classifier.split_words != ClassifierConfig().split_words
+        return [*super().unread_settings(index), *["classifier.split_words"] * ignored]
 
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> PairSource:
         return PairSource(self.config.data / "encoded", split, self.reads.for_device(device), states=self.config.frozen_states)

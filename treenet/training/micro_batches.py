@@ -77,15 +77,17 @@ class RankBatch:
 
 
 class MicroBatches:
-    """Cuts this rank's batches, rows `[rank::world_size]` of the global ones from `source`.
+    """Cuts this rank's batches, rows `[rank::world_size]` of the global ones from `source`, which is of `split`.
 
     `limit` is the most padded tokens of a micro-batch, in the units of batch.max_tokens. It shrinks if memory runs out. With
     `in_step`, every rank has the same number of micro-batches, because sharded layers wait for all ranks. Then the limit stays
     the same.
     """
 
-    def __init__(self, source: Examples, config: BatchConfig, rank: int, world_size: int, *, in_step: bool = False):
-        self.source, self.limit = source, config.tokens_per_device
+    def __init__(
+        self, source: Examples, config: BatchConfig, rank: int, world_size: int, *, in_step: bool = False, split: str = "train"
+    ):
+        self.source, self.limit, self._split = source, config.tokens_per_device, split
         self._budget_counts = config.budget_counts
         self._rank, self._world_size, self._in_step = rank, world_size, in_step and world_size > 1
 
@@ -143,9 +145,11 @@ class MicroBatches:
         if len(rows) == 1:
             example, sizes = int(self.source.lengths["example_id"][rows[0]]), examples.sizes(rows)
             leaves, nodes, targets = (int(sizes[name][0]) for name in ("leaves", "nodes", "tgt_pieces"))
+            limits = "lower batch.max_leaves and batch.max_target_pieces"
+            remedy = limits if self._split == "train" else f"take it out of split {self._split}"  # all others are read whole
             raise UserError(
-                f"line {example + 1} of train ({leaves} leaves, {nodes} nodes, {targets} target pieces) does not fit into the "
-                "memory of a worker, even alone; lower batch.max_leaves and batch.max_target_pieces, or choose a smaller model"
+                f"example_id {example} of {self._split} ({leaves} leaves, {nodes} nodes, {targets} target pieces) does not fit "
+                f"into the memory of a worker, even alone; {remedy}, or choose a smaller model"
             )
         self.limit = max(1, len(rows) * int(self._costs(rows, examples)[-1]) // 2)
         warn(

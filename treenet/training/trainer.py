@@ -112,7 +112,7 @@ class Trainer:
         self.data = TrainingData(task, ranks.rank, ranks.world_size, ranks.device)
         self.plan, self.micro_batches = self.data.plan, self.data.micro_batches
         index = read_index(config.data / "encoded")
-        self.valid = self._micro_batches(task.open("valid", device=ranks.device)) if "valid" in index["totals"] else None
+        self.valid = self._micro_batches(task.open("valid", device=ranks.device), "valid") if "valid" in index["totals"] else None
         self.decoded = None
         if self.valid and config.valid_metric != "nll":
             self.decoded = DecodedValidation(task, self.valid.source, ranks)
@@ -133,9 +133,9 @@ class Trainer:
         """The counters of the run, over all updates that are counted."""
         return self.updates.state
 
-    def _micro_batches(self, source: Examples) -> MicroBatches:
+    def _micro_batches(self, source: Examples, split: str) -> MicroBatches:
         config, ranks = self.config, self.ranks
-        return MicroBatches(source, config.batch, ranks.rank, ranks.world_size, in_step=config.shard_weights)
+        return MicroBatches(source, config.batch, ranks.rank, ranks.world_size, in_step=config.shard_weights, split=split)
 
     def resume(self, run_dir: Path) -> None:
         """Continue from the latest complete checkpoint, if there is one. All ranks take the one that the leader finds.
