@@ -253,6 +253,15 @@ def test_eviction_keeps_copies_of_the_last_minute(store, tmp_path, monkeypatch):
     assert held_names(tmp_path) == {first[1], third[1]}
 
 
+def test_a_copy_that_is_asked_for_while_others_are_removed_stays(store, tmp_path):
+    items = objects(store, 2)
+    for item in items:
+        used_long_ago(local_copy(*item), 1000)
+    found = cache._copies()
+    local_copy(*items[0])
+    assert cache._evict(found, 0) == SIZE and held_names(tmp_path) == {items[0][1]}
+
+
 def read_again_and_again(folder: Path, items: list[tuple[str, str]], environment: dict[str, str]) -> None:
     os.environ.update(environment)
     storage._file_system = lambda *_: fake_file_system(folder)

@@ -1,11 +1,12 @@
 """Learning curves, the progress line and the summary: what they show is what was measured."""
 
+import json
 import math
 
 import pytest
 from matplotlib import image
 
-from treenet.runs.metrics_log import best_validation, describe_metrics, draw_curves, plot_curves
+from treenet.runs.metrics_log import best_validation, describe_metrics, draw_curves, plot_curves, read_metrics
 
 
 def train_line(step: int, nll: float | None, lr: float = 1e-3) -> dict:
@@ -35,6 +36,13 @@ def test_the_picture_shows_the_metrics_and_marks_the_best_validation():
     assert curves["best validation 2.500 at 500"] == [(500, 2.5)]
     assert losses.get_title() == "a title" and len(rates.lines[0].get_xdata()) == 100
     assert 3.0 < losses.get_ylim()[1] < 7.0  # not the 7.0 of the first batches
+
+
+@pytest.mark.parametrize("line", [{"event": "valid"}, {"event": "valid", "nll": None}, {"event": "train"}])
+def test_a_line_without_a_loss_is_none_of_a_training(tmp_path, line):
+    lines = [valid_line(1, 2.5), line | {"step": 2}, valid_line(3, 2.25)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    assert read_metrics(tmp_path) == lines[:1]
 
 
 def test_runs_side_by_side_have_names_and_colors():

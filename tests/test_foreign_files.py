@@ -1,6 +1,7 @@
 """Tokenizers, sentencepiece models and parser models of other people: no panic, no memory without a limit, one line."""
 
 import base64
+import errno
 import io
 import json
 from pathlib import Path
@@ -158,6 +159,15 @@ def test_a_file_is_tried_once(folders, tmp_path, monkeypatch):
     TokenizerPieces(changed(path.parent, tmp_path / "b"))  # the same content elsewhere
     with pytest.raises(pytest.fail.Exception):
         TokenizerPieces(changed(path.parent, tmp_path / "b", normalizer=None, decoder=None))
+
+
+def test_a_full_disk_of_the_cache_refuses_no_file(folders, tmp_path, monkeypatch):
+    def refuse(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    assert len(TokenizerPieces(folders["llama"] / "tokenizer.json")) > 50
 
 
 def test_without_a_cache_a_file_is_tried_each_time(folders, tmp_path, monkeypatch):

@@ -190,7 +190,7 @@ def test_a_weight_that_is_missing_for_another_reason_is_named(run, tmp_path):
 def test_a_damaged_list_of_frozen_weights_is_no_traceback(run, tmp_path, frozen):
     shutil.copytree(run, tmp_path / "run")
     path = tmp_path / "run" / "averaged" / "meta.json"
-    meta = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("sha256", "meta_version")}
+    meta = {name: value for name, value in json.loads(path.read_text()).items() if name != "sha256"}
     path.write_bytes(json_bytes(_seal({**meta, "frozen": frozen})))
     with pytest.raises(UserError, match=r"averaged is damaged \(its meta.json does not name its frozen weights\)"):
         load_run(tmp_path / "run")

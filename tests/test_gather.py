@@ -159,7 +159,8 @@ def test_phrases_are_cut_out_of_their_examples(tmp_path):
         row, start, end = source._row[phrase], source._start[phrase], source._end[phrase]
         pieces = rows[source.lengths["example_id"][phrase]]["leaves"]["piece"][start:end]
         assert batch.leaf_pieces[place][~batch.leaf_pad_mask[place]].tolist() == pieces and row < 12
-    source._gather._open.clear()  # as with more shards than may be open
+    source._gather._most_open = 0
+    source._gather._close()  # as with more shards than may be open
     assert source.batch(chosen).leaf_pieces.equal(batch.leaf_pieces)
 
 

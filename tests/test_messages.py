@@ -93,8 +93,9 @@ def test_settings_of_a_step_are_named_as_its_command_names_them():
             raise UserError("parser.tags: of /a/parser.x, parser.name; set b_parser.tags")
 
 
-def test_half_a_character_is_escaped(capsys):
-    """Names in damaged files may have one. No stream can write it."""
+@pytest.mark.parametrize("name", ["step_\ud800", "test\x1b]0;title\x07", "\x1b[2J", "a\rb"])
+def test_what_is_no_text_is_escaped(capsys, name):
+    """Names in damaged files may have half of a character, which no stream can write, or a command to the terminal."""
     with messages_shown():
-        warn("step_\ud800 is damaged")
-    assert capsys.readouterr().err == "step_\\ud800 is damaged\n"
+        warn(f"{name} is damaged\nand more")
+    assert capsys.readouterr().err == f"{name.encode('unicode_escape').decode()} is damaged\nand more\n"

@@ -127,8 +127,10 @@ def test_an_odd_number_of_examples_is_halved_and_one_alone_is_told(data, source)
     micro_batches = cut_by(source, data)
     assert Memory(3).add_up(micro_batches, micro_batches.rank_batch(by_cost(source)[[0, 30, 58, 59]])) == 4
     assert micro_batches.limit == 4 * width // 2  # the widest one decides
-    line = int(source.lengths["example_id"][rows[0]]) + 1
-    with pytest.raises(UserError, match=rf"^line {line} of train \(\d+ leaves, \d+ nodes, \d+ target pieces\) does not fit"):
+    example = source.lengths["example_id"][rows[0]]
+    with pytest.raises(
+        UserError, match=rf"^example_id {example} of train \(\d+ leaves, \d+ nodes, \d+ target pieces\) does not fit"
+    ):
         Memory(0).add_up(micro_batches, micro_batches.rank_batch(rows))
     in_step = cut_by(source, data, world_size=2, in_step=True)
     with pytest.raises(torch.OutOfMemoryError):  # the other rank waits for this one

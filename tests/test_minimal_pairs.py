@@ -111,6 +111,7 @@ GOOD = {"good": "a", "bad": "b", "kind": "c"}
         ("a.zip", zipped({"a.jsonl": OBJECTS.encode()})[:-30], "a.zip: it is not a zip archive, or is damaged"),
         ("a.zip", zipped({"a.txt": b"x"}), "a.zip has no minimal pairs"),
         ("models_summary.jsonl", '{"UID": "a"}\n{"lstm": 1}\n', "summary.jsonl, line 2: expected an object with UID"),
+        ("models_summary.jsonl", f'{{"UID": "a", "lstm": 1{"0" * 400}}}\n', "summary.jsonl, line 1: expected an object with UID"),
     ],
 )
 def test_bad_files_are_one_line(name, content, message, tmp_path):

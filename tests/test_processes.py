@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from treeproc.common import processes as work
+from treeproc.common.errors import UserError, check_flag
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +52,11 @@ def test_processes_that_share_work_leave_interrupts_to_the_command():
     found = list(work.map_in_processes(with_an_interrupt, range(5), 2, "works"))
     assert found == [(3 * number, True, True) for number in range(5)]
     assert (signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, [])) == before
+
+
+def test_what_the_begin_of_a_process_raises_is_raised():
+    with pytest.raises(UserError, match="^parser.x must be True or False, but is 3$"):
+        list(work.map_in_processes(os.path.basename, ["a"], 1, "works", check_flag, ("parser.x", 3)))
 
 
 def test_an_interrupt_while_processes_start_is_not_lost(monkeypatch):

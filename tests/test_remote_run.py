@@ -223,6 +223,30 @@ def test_results_that_two_machines_add_at_a_time_are_all_in_the_store(finished, 
     assert {"translations.valid.txt", "translations.other.txt"} <= out.objects().keys()
 
 
+def test_a_file_that_is_replaced_while_it_is_uploaded_is_uploaded_again(finished, monkeypatch):
+    mirror = mirror_of(finished)
+    mirror.pull()
+    path = mirror.folder / "provenance.json"
+    path.write_text("old")
+
+    def open_and_replace(file, mode):
+        opened = open(file, mode)
+        if file == path:
+            new = path.with_name("new")
+            new.write_text("new")
+            new.replace(path)
+        return opened
+
+    monkeypatch.setattr("treenet.runs.mirror.open", open_and_replace, raising=False)
+    before = (finished / "provenance.json").read_bytes()
+    mirror.push()
+    monkeypatch.undo()
+    mirror.push()
+    assert (finished / "provenance.json").read_bytes() == b"new"
+    path.write_bytes(before)
+    mirror.push()
+
+
 def test_results_that_a_killed_command_left_or_that_were_removed_in_the_store_are_not_read(finished):
     out = finished.parent / "left"
     for name in finished.objects():

@@ -1,5 +1,6 @@
 """Secrets in addresses are used, and written nowhere; nobody else chooses who reads the text."""
 
+import re
 import shutil
 import threading
 from base64 import b64encode
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from hostile_files import make_job, one_line
+from hypothesis import given
+from hypothesis import strategies as st
 
 from treeproc.common.errors import without_credentials
 from treeproc.common.files import json_bytes
@@ -89,6 +92,13 @@ def test_messages_hide_these_secrets():
     assert without_credentials("'https://h/x?token=t' failed") == "'https://h/x?***' failed"
     assert without_credentials("http://a:b@h/x?token=t") == "http://***@h/x?***"
     assert without_credentials("a@b http://h/x c@d") == "a@b http://h/x c@d"
+    assert without_credentials("://" * 10**6) == "://" * 10**6  # in the time of one reading
+
+
+@given(st.text("a:/@? '", max_size=30) | st.lists(st.sampled_from(["://", "@", "?", "a", " ", "'"]), max_size=15).map("".join))
+def test_a_uri_hides_up_to_its_last_at_and_after_its_question_mark(text):
+    hidden = re.sub(r"(?<=://)[^\s'\"]*@", "***@", text)
+    assert without_credentials(text) == re.sub(r"(://[^\s'\"?]*\?)[^\s'\"]+", r"\1***", hidden)
 
 
 def test_a_data_set_does_not_choose_who_reads_the_text(job, tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import Field, PositiveInt
 
 from treeproc.common.command_line import build_arg_parser, run_cli
@@ -55,6 +57,17 @@ def test_yaml_is_version_1_2():
         "a": 5e-4, "b": "no", "c": "off", "d": True, "e": 1.5, "f": 10, "g": None, "h": "12:30",
         "i": "0x10", "j": -3, "k": 0.5, "l": None,
     }  # fmt: skip
+
+
+@given(st.text("0123456789+-.eExno_:~#", max_size=6) | st.text(max_size=6).filter(lambda text: text.isprintable()))
+def test_a_text_is_dumped_as_the_text_that_it_is(text):
+    settings = Named.model_construct(outer={text: Outer(name=text)})
+    assert read_yaml(dump_settings(settings), "x")["outer"] == {text: Outer(name=text).model_dump(mode="json") | {"ends": [0, 1]}}
+
+
+def test_a_tag_on_an_empty_text_is_one_line():
+    with pytest.raises(UserError, match="^x: not valid YAML"):
+        read_yaml('a: !!float ""', "x")
 
 
 def test_file_then_overrides(tmp_path):

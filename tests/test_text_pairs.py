@@ -7,6 +7,7 @@ import pytest
 import torch
 from commands import run_here
 from pydantic import ValidationError
+from safetensors.torch import load_file
 from test_classify import TINY
 from tiny_pretrained import write_encoder
 from toylabels import NUM_CLASSES, NUM_LABELS, NUM_PIECES, make_rows, write_labelled
@@ -172,6 +173,14 @@ def run(tmp_path_factory):
     assert "train: 160 sentences of pairs" in made.stdout and "classes: other 40 (50.0%), same 40 (50.0%)" in made.stdout
     run_training(make_config(folder / "data", "classifier.supervision=all_phrases"), folder / "run")
     return folder / "run"
+
+
+@slow
+def test_another_run_of_pairs_may_start_from_one(run, tmp_path):
+    options = "classifier.supervision=all_phrases", f"init={run}", "max_steps=1", "optimizer.warmup_steps=1"
+    run_training(make_config(run.parent / "data", *options), tmp_path / "next")
+    mine, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "next" / "initial", run / "averaged"))
+    assert mine.keys() == theirs.keys() and all(weight.equal(theirs[name]) for name, weight in mine.items())
 
 
 def classify(run, tmp_path, lines: list[str], *options: str) -> tuple[list[str], str]:

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from waiting import wait_for
 
 from treeproc.common.settings import UserError, load_settings
 from treeproc.extras.parser_training.config import TrainParserConfig
-from treeproc.extras.parser_training.job import read_treebanks, train_parser
+from treeproc.extras.parser_training.job import _claim, read_treebanks, train_parser
 from treeproc.extras.parser_training.results import write_card, write_curves
 from treeproc.parsers import ParserConfig, build_parser, describe_parser, find_models
 from treeproc.shards.shard import Shard
@@ -192,6 +193,21 @@ def test_other_settings_and_other_trees_are_refused(folder, trained):
     # The same trees in another place are the same.
     (folder / "copy.mrg").write_text(text)
     train_parser(load(folder, f"treebanks.toy.brackets.train=[{folder / 'copy.mrg'}]"), trained)
+
+
+def test_a_folder_of_treebanks_may_move(folder, tmp_path):
+    def config(place: str) -> TrainParserConfig:
+        return TrainParserConfig(treebank=tmp_path / place, language="xx")
+
+    for name in ("old", "out"):
+        (tmp_path / name).mkdir()
+    shutil.copy(folder / "toy.conllu.gz", tmp_path / "old" / "xx_toy-ud-train.conllu.gz")
+    _claim(config("old"), {"toy": "x"}, tmp_path / "out")
+    (tmp_path / "out" / "training" / "pos").mkdir(parents=True)
+    (tmp_path / "old").rename(tmp_path / "new")
+    _claim(config("new"), {"toy": "x"}, tmp_path / "out")
+    with pytest.raises(UserError, match="the text of toy"):
+        _claim(config("new"), {"toy": "y"}, tmp_path / "out")
 
 
 def test_bad_treebanks_are_one_line(folder, tmp_path):

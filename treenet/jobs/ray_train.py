@@ -8,7 +8,7 @@ object store.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import ray
@@ -221,14 +221,15 @@ class _Follow:
         shown = time.monotonic()
         while not self._stop.wait(POLL_S):
             if self._stop_file.exists() and not self._told:
-                self._mirror.ask_to_stop()
-                self._told = True
+                with suppress(UserError):  # a store that does not answer is asked again
+                    self._mirror.ask_to_stop()
+                    self._told = True
             if time.monotonic() - shown >= (REMOTE_POLL_S if isinstance(self._mirror.out, RemotePath) else 0):
                 self._show()
                 shown = time.monotonic()
 
     def _show(self) -> None:
-        with self._showing:
+        with self._showing, suppress(UserError):  # a store that does not answer is read again at the next look
             self._show_last()
 
     def _show_last(self) -> None:

@@ -192,5 +192,5 @@ class Feed:
 
     def _warn(self, fault: str) -> None:
         if not self._fault:
-            warn(f"warning: {self._name}: {fault}; training goes on without it, and tries it again")
+            warn(f"warning: {self._name}: {fault}; the command goes on without it")
         self._fault = fault

@@ -77,8 +77,6 @@ FROZEN = "frozen"  # in meta.json: {"names": [...], "sha256": of RUN/initial/mod
 FIRST_UPDATE = "first_update"  # in meta.json: the time of the run's first update, UTC
 
 _PREFIX = "step_"
-# In every meta.json with a hash. If the hash is damaged, this mark tells the file from an older one without a hash.
-_SEALED = {"meta_version": 2}
 
 
 def folder_name(step: int) -> str:
@@ -130,6 +128,8 @@ def _find_fault(folder: Path, needed: Collection[str]) -> str | None:
         return f"{META} is damaged"
     if is_checkpoint_name(folder.name) and meta.get("step", checkpoint_step(folder)) != checkpoint_step(folder):
         return f"its {META} is of step {meta['step']}"
+    if is_checkpoint_name(folder.name) and not isinstance(meta.get(ANCESTORS), dict):
+        return f"its {META} does not name its ancestors"
     if FROZEN in meta and not frozen_weights(meta):
         return f"its {META} does not name its frozen weights"
     files = meta.get("files")
@@ -258,7 +258,7 @@ def publish_folder(
 
 def _seal(meta: dict) -> dict:
     """Return `meta` as JSON has it, with a hash over all of it."""
-    content = json.loads(json_bytes({**meta, **_SEALED}))
+    content = json.loads(json_bytes(meta))
     return {**content, "sha256": _meta_sha256(content)}
 
 
@@ -336,7 +336,7 @@ def _copy(value: Any) -> Any:
 
 
 def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool = False) -> Path:
-    """Write a checkpoint, and remove older ones.
+    """Write a checkpoint, and remove older ones. Without `ancestors` in its meta, it continues none.
 
     The last `keep` stay; with `best`, the latest and the `keep` best validated stay.
 
@@ -352,7 +352,7 @@ def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool
     }
     if (average := snapshot.average) is not None:
         writers[AVERAGE] = lambda path: save_file(average, path, {"format": "pt"})
-    publish(folder, writers, snapshot.meta)
+    publish(folder, writers, {**snapshot.meta, ANCESTORS: snapshot.meta.get(ANCESTORS, {})})
     folders = checkpoint_folders(run_dir)
     # The run resumed from the latest complete checkpoint, so a later one is damaged. It must not push out a complete one.
     done = [path for path in folders if checkpoint_step(path) <= snapshot.step]

@@ -22,7 +22,6 @@ from treenet.runs.checkpoint import (
     checkpoint_step,
     find_fault,
     folder_name,
-    is_checkpoint_name,
     read_meta,
 )
 from treenet.runs.metrics_log import read_metrics
@@ -127,7 +126,7 @@ def check_weights(run: Path, *folders: Path, own: Mapping | None = None, name: A
     others: dict[Path, list[str]] = {}  # those of another run: what differs, or nothing where one continues another
     for folder, meta in metas.items():  # by ascending step, and then the average
         changes = list_changes(own, meta)
-        if changes or any(_may_continue(folder, meta, other, metas[other]) for other in others):
+        if changes or any(_is_made_of(meta, other, metas[other]) for other in others):
             others[folder] = changes
     if not others.keys().isdisjoint(asked):
         raise UserError(_describe(run, others, name, all_are=len(others) == len(metas)))
@@ -171,15 +170,9 @@ def _ancestors(meta: Mapping) -> dict[str, tuple[str, str]]:
 
 
 def _is_made_of(meta: Mapping, other: Path, of_other: Mapping) -> bool:
+    """Return whether the folder with `meta` was made of a checkpoint."""
     file, sha256 = _ancestors(meta).get(other.name, (WEIGHTS, ""))
     return hash_in(of_other, file) == sha256
-
-
-def _may_continue(folder: Path, meta: Mapping, other: Path, of_other: Mapping) -> bool:
-    """Return whether a folder was made of a checkpoint. One that names no ancestors may be made of all earlier ones."""
-    if ANCESTORS not in meta and is_checkpoint_name(folder.name) and is_checkpoint_name(other.name):
-        return checkpoint_step(folder) > checkpoint_step(other)
-    return _is_made_of(meta, other, of_other)
 
 
 def _describe(run: Path, others: Mapping[Path, list[str]], name: AnyPath, *, all_are: bool) -> str:

@@ -211,7 +211,7 @@ def _open_source(run: Path, folder: Path, task: Task) -> _Source:
     meta = read_meta(folder)
     facts = {**read_facts(run), **meta}
     sizes = {name: facts[name] for name in _SHAPES if name in facts}
-    numbers = {name: size for name, size in sizes.items() if name != PRETRAINED}
+    numbers = {name: size for name, size in sizes.items() if name in KINDS}
     if wrong := [name for name, size in numbers.items() if type(size) is not int or not 0 < size < 2**31]:
         raise UserError(f"init: {folder / 'meta.json'}: {wrong[0]} is damaged; choose another checkpoint")
     try:

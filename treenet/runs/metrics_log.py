@@ -46,6 +46,8 @@ def _is_metrics(values: object) -> bool:
     """Return whether `MetricLog` could have written this line: an event at a step, and numbers."""
     if not isinstance(values, dict) or not isinstance(values.get("event"), str) or type(values.get("step")) is not int:
         return False
+    if (values["event"] in ("train", "valid") and "nll" not in values) or (values["event"] == "valid" and values["nll"] is None):
+        return False
     numbers = (value for name, value in values.items() if name != "event")
     return all(
         value is None or (isinstance(value, int | float) and not isinstance(value, bool) and is_plausible(value))

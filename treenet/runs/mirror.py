@@ -118,7 +118,7 @@ class StoredRun(RunMirror):
                 with suppress(FileNotFoundError):  # the machine that trains has just removed it
                     self._pull_folder(folder, [name for name in there if _folder_of(name) == folder], there)
             run_all(self._download, [name for name in there if _is_pulled(name) and _folder_of(name) not in folders | cut_off])
-            self._same = {name: _stamp(self.folder / name) for name in _files_below(self.folder)}
+            self._same = {name: _stamp((self.folder / name).stat()) for name in _files_below(self.folder)}
             self._entries = {name: read_object(self.folder / name) for name in _OF_ENTRIES}
 
     def push(self) -> None:
@@ -218,7 +218,7 @@ class StoredRun(RunMirror):
 
     def _push_folder(self, folder: str, names: list[str]) -> None:
         meta = f"{folder}/{META}"
-        stamp = _stamp(self.folder / meta)
+        stamp = _stamp((self.folder / meta).stat())
         if self._same.get(meta) == stamp:
             return
         self._folders_there.add(folder)
@@ -244,7 +244,7 @@ class StoredRun(RunMirror):
 
     def _upload(self, name: str) -> None:
         with suppress(FileNotFoundError), open(self.folder / name, "rb") as file:  # a file may disappear during this loop
-            stamp = _stamp(self.folder / name)
+            stamp = _stamp(os.fstat(file.fileno()))  # of what is open: another thread may replace the file
             if self._same.get(name) != stamp:
                 if self._only is not None and name in _OF_ENTRIES:
                     (self.out / name).write_bytes(self._with_entries_there(name))
@@ -369,6 +369,5 @@ def _files_below(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
+def _stamp(status: os.stat_result) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns

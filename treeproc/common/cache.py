@@ -239,10 +239,14 @@ def _evict(found: list[_Copy], limit: int) -> int:
     for copy in sorted(found):
         if left <= limit:
             break
-        # A clock that was set back leaves uses in the future.
-        if copy.path.name not in mapped and abs(now - copy.used_ns) > _JUST_USED_NS:
-            copy.path.unlink(missing_ok=True)
-            left -= copy.size
+        if copy.path.name in mapped:
+            continue
+        with suppress(FileNotFoundError):  # another process has removed it
+            # It may have been asked for since it was found. A clock that was set back leaves uses in the future.
+            if abs(now - copy.path.stat().st_atime_ns) <= _JUST_USED_NS:
+                continue
+            copy.path.unlink()
+        left -= copy.size
     return left
 
 

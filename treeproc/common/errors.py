@@ -53,9 +53,7 @@ def running_command() -> str:
 
 # A message and the word that goes before it are a line of at most 500 characters.
 MOST_CHARACTERS = 480
-# User and password of a URI, up to the last @ of a word; and its query, which may hold a token.
-_CREDENTIALS = re.compile(r"(?<=://)[^\s'\"]*@")
-_QUERY = re.compile(r"(://[^\s'\"?]*\?)[^\s'\"]+")
+_URI = re.compile(r"://([^\s'\"]*)")
 
 
 class UserError(Exception):
@@ -108,11 +106,21 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
 
 def without_credentials(text: str) -> str:
     """Return text in which *** replaces the users, passwords and queries of its URIs."""
-    return _QUERY.sub(r"\1***", _CREDENTIALS.sub("***@", text)) if "://" in text else text
+    return _URI.sub(_without_credentials, text)
+
+
+def _without_credentials(uri: re.Match[str]) -> str:
+    """Hide what stands before the last @ of a word, and what follows the first question mark after it."""
+    _, at, place = uri[1].rpartition("@")
+    place, mark, query = place.partition("?")
+    return f"://{'***@' * bool(at)}{place}{mark}{'***' * bool(query)}"
 
 
 def printable(text: str) -> str:
-    """Return text of several lines as a terminal may have it: no character in it gives the terminal a command."""
+    """Return text of several lines as a terminal may have it.
+
+    No character in it gives the terminal a command, or is half of one, which no stream can write.
+    """
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 

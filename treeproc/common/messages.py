@@ -16,14 +16,14 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from treeproc.common.errors import one_line
+from treeproc.common.errors import one_line, printable
 
 PACKAGES = ("treeproc", "treenet")
 _logger = logging.getLogger(__name__)
 
 
 class _StandardError(logging.StreamHandler):
-    """Writes to what `sys.stderr` is at the time."""
+    """Writes to what `sys.stderr` is at the time. Names in damaged files give the terminal no command."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -32,23 +32,21 @@ class _StandardError(logging.StreamHandler):
     def stream(self) -> TextIO:
         return sys.stderr
 
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
 
 _handler = _StandardError()
 
 
 def tell(message: str) -> None:
     """Show a line about progress, which `--quiet` leaves out."""
-    _logger.info("%s", _encodable(message))
+    _logger.info("%s", message)
 
 
 def warn(message: str) -> None:
     """Show a warning or a note, which `--quiet` keeps."""
-    _logger.warning("%s", _encodable(message))
-
-
-def _encodable(message: str) -> str:
-    """Escape halves of characters, which names in damaged files may have and which no stream can write."""
-    return message.encode("utf-8", "backslashreplace").decode("utf-8")
+    _logger.warning("%s", message)
 
 
 def is_quiet() -> bool:

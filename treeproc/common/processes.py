@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from treeproc.common.store_requests import in_parallel
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 _JOBS_AHEAD = 4  # for each process
+_failed: list[Exception] = []  # in a process: what its `begin` raised
 
 
 def map_in_processes(
@@ -29,7 +31,7 @@ def map_in_processes(
 ) -> Iterator[Result]:
     """Yield the results of the jobs in their order. Each process first calls `begin(*arguments)`.
 
-    Raises UserError if a process dies; `doing` names its work.
+    Raises what `begin` or `function` raises, and UserError if a process dies; `doing` names its work.
     """
     context = multiprocessing.get_context("spawn")  # a fork would copy the threads of Arrow
     pool = ProcessPoolExecutor(processes, context, _begin, (begin, arguments))
@@ -37,7 +39,7 @@ def map_in_processes(
         for _ in range(processes):  # each starts one
             pool.submit(os.getpid)
     try:
-        yield from in_parallel(function, jobs, _JOBS_AHEAD * processes, pool)
+        yield from in_parallel(partial(_call, function), jobs, _JOBS_AHEAD * processes, pool)
     except BrokenProcessPool:
         raise UserError(f"the system killed a process that {doing}; free memory, then run the same command again") from None
 
@@ -67,7 +69,16 @@ def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # if a library takes the mask away
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if begin is not None:
-        begin(*arguments)
+        try:
+            begin(*arguments)
+        except Exception as error:  # from here, it would be a process that died
+            _failed.append(error)
+
+
+def _call(function: Callable[[Job], Result], job: Job) -> Result:
+    if _failed:
+        raise _failed[0]
+    return function(job)
 
 
 def _end_with_parent() -> None:

@@ -21,7 +21,7 @@ from treeproc.common.hub import HubModel
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error
 from treeproc.common.setting_facts import list_settings, value_at, walk_fields
 from treeproc.common.storage import AnyPath, as_path
-from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
+from treeproc.common.yaml_reader import MOST_BYTES, Yaml12Dumper, read_yaml
 
 # Ray sets it in the process of a submitted job alone, and unpacks the job's working folder into a folder of that name. Its
 # documentation promises neither.
@@ -207,7 +207,7 @@ def _keep_names(values: dict, name: str, named: str) -> None:
 
 def dump_settings(settings: Settings) -> str:
     """Return the settings as YAML text that `load_settings` reads back to an equal object."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.dump(settings.model_dump(mode="json"), Dumper=Yaml12Dumper, sort_keys=False, allow_unicode=True)
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

@@ -94,7 +94,7 @@ def ask(path: object, request: Callable[[], Answer], *, once: bool = False) -> A
             raise
         except (OSError, pyarrow.ArrowException) as error:
             reason = " ".join(_OF_NO_USE.sub("", str(error)).split())
-            kind, wait = _kind_of(reason), _draws.uniform(0, min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**tries))
+            kind, wait = _kind_of(reason), _draws.uniform(0, min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(tries, 10)))
             limit = min(_UNREACHED_S, most) if kind == "unreached" and not _answered else most
             passed = time.monotonic() - began
             if once or kind == "refuses" or passed + wait > limit or no_more.is_set():

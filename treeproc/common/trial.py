@@ -42,7 +42,8 @@ def try_first(check: str, argument: bytes, memory: int, failed: str, *facts: str
             return
         _run(check, argument, memory, failed)
         if note is not None:
-            note.write_bytes(b"passed\n")
+            with suppress(OSError):  # of a full disk
+                note.write_bytes(b"passed\n")
 
 
 @contextmanager

@@ -71,13 +71,22 @@ class _Yaml12Loader(yaml.SafeLoader):
         return int(self.construct_scalar(node))
 
 
+class Yaml12Dumper(yaml.SafeDumper):
+    """Quotes texts such as `08` and `1e5`, which are numbers in YAML 1.2 alone."""
+
+    yaml_implicit_resolvers: ClassVar[dict] = {  # type: ignore[misc]  # the stubs take it for one of an instance
+        first: list(found) for first, found in yaml.SafeDumper.yaml_implicit_resolvers.items()
+    }
+
+
 for _tag, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("int", r"[-+]?[0-9]+", "-+0123456789"),
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
 ):
-    _Yaml12Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
+    for _class in (_Yaml12Loader, Yaml12Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
 for _tag, _construct in {
     "bool": yaml.SafeLoader.construct_yaml_bool,
     "null": yaml.SafeLoader.construct_yaml_null,
@@ -125,8 +134,8 @@ def read_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: must be a configuration of at most {MOST_BYTES:,} bytes, but is larger")
     try:
         return copy.deepcopy(_load(text))
-    # ValueError, KeyError: a tag on a text that is no value of it, an integer of thousands of digits
-    except (yaml.YAMLError, ValueError, KeyError) as error:
+    # ValueError, LookupError: a tag on a text that is no value of it, an integer of thousands of digits
+    except (yaml.YAMLError, ValueError, LookupError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error

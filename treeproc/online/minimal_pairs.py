@@ -117,7 +117,7 @@ def _read_summary(lines: Iterator[str], name: str) -> dict[str, dict[str, float]
         try:
             row = json.loads(line)
             found[row[_PARADIGM]] = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
             raise UserError(f"{name}, line {number}: expected an object with {_PARADIGM} and accuracies; restore it") from None
     found.pop(_TOTALS, None)
     return found

@@ -149,8 +149,8 @@ MODELS: tuple[ModelName, ...] = ("tokenizer", "pos", "constituency", "depparse")
 def ud_treebanks(folder: Path, language: str) -> dict[str, TreebankConfig]:
     """Return the treebanks of a language in a folder, by name.
 
-    A treebank without a train file learns from dev. If it has only a test file, it learns from four fifths of it; a tenth is
-    valid, and a tenth is test. Raises UserError if there is no treebank of the language.
+    A treebank without a train file learns from dev. If dev or test is its only file, it learns from four fifths of it; a tenth
+    is valid, and a tenth is test. Raises UserError if there is no treebank of the language.
     """
     found: dict[str, dict[str, Path]] = {}
     others: set[str] = set()

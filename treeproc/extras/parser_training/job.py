@@ -170,7 +170,7 @@ def _claim(config: TrainParserConfig, digests: dict[str, str], out: Path) -> Non
 def _learnt(config: TrainParserConfig) -> dict:
     """Return the settings that determine the models, beside the content of the treebanks."""
     values = config.model_dump(mode="json", exclude={"title", "licence", "models", "unlabelled", "treebank"})
-    values["treebanks"] = {name: {"weights": treebank.weights} for name, treebank in config.all_treebanks().items()}
+    values["treebanks"] = {name: {"weights": one.weights} for name, one in config.treebanks.items() if one.weights}
     return values
 
 

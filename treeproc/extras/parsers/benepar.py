@@ -82,7 +82,7 @@ def _check(models: Path) -> None:
         load_archive(models / _WEIGHTS, _HINT)
         for path in sorted(models.glob("*.json")):
             settings = read_json(path, _HINT)
-            if isinstance(settings, dict) and "auto_map" in settings:
+            if "auto_map" in settings:
                 raise UserError(f"{path} names additional code (auto_map), which this program does not run; {_HINT}")
         return
     content = load_archive(models, _HINT)
