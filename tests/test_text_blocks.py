@@ -426,6 +426,28 @@ def test_killed_after_any_job_the_same_command_goes_on(tmp_path):
     assert check_kills(tmp_path, inputs, filters, {"CheckBlock", "GatherKeys", "WriteText"}) == expected
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_killed_stage_goes_on_with_its_splits_in_another_order(is_cut, tmp_path):
+    """The work folder numbers unpacked files and blocks in the order of the splits."""
+    splits = {}
+    (tmp_path / "files").mkdir()
+    for split, lines in {"train": b"a\nb\nc\n", "valid": b"d\ne\nf\n"}.items():
+        packed = tmp_path / "files" / f"{split}.gz"
+        packed.write_bytes(gzip.compress(lines))
+        splits[split] = SplitFiles(source=[packed], target=[packed])
+    inputs = Inputs(splits, "parallel", "none", None)
+    other = replace(inputs, splits=dict(reversed(splits.items())))
+
+    def work_of(out: Path, of: Inputs) -> TextWork:
+        (out / "text").mkdir(parents=True, exist_ok=True)
+        return on_ray(out, of, FilterConfig(), runner()) if is_cut else here(out, of, FilterConfig())
+
+    out, fresh = tmp_path / "out", tmp_path / "fresh"
+    work_of(out, inputs).digests()
+    next(out.glob(".work-*/checked.json")).unlink()  # as if it was killed before
+    assert stage(out, work_of(out, other), other, 2) == stage(fresh, work_of(fresh, other), other, 2)
+
+
 def check_kills(folder: AnyPath, inputs: Inputs, filters: FilterConfig, workers: set[str]) -> dict:
     """Kill a stage of these `workers` after each of its jobs. Returns what each of them has at the end."""
     undisturbed: list[str] = []

@@ -38,7 +38,7 @@ LEAST_BLOCK, MOST_BLOCK, _BLOCKS = 50_000, 1_000_000, 256
 _WORK = ".work-"
 _OURS = re.compile(rf"{re.escape(_WORK)}[0-9a-f]{{16}}")
 # A change of what parts leave in the work folder.
-_VERSION = 7
+_VERSION = 8
 
 
 class BadInput(UserError):
@@ -58,7 +58,8 @@ class TextWork:
         self._out, self._inputs, self._filters, self._wanted, self._tags = out, inputs, filters, wanted, tags
         self._stamps, self._is_cut = input_stamp(inputs), tasks is not None
         kinds = {side: one.kinds for side, one in wanted.items()}
-        self._work = out / f"{_WORK}{fingerprint_of(_VERSION, self._is_cut, self._stamps, filters.identity(), kinds)}"
+        order = list(inputs.splits)  # it numbers the files and blocks of the work folder
+        self._work = out / f"{_WORK}{fingerprint_of(_VERSION, self._is_cut, order, self._stamps, filters.identity(), kinds)}"
         self._work.mkdir(parents=True, exist_ok=True)
         self._run = run_here if tasks is None else tasks(self._work)
         self._cut: CutInputs | None = None
