@@ -22,12 +22,12 @@ class Killed(BaseException):
     """The job ends here."""
 
 
-def job(folder, out) -> None:
+def job(folder, out, **changes) -> None:
     values = {
         "splits": {"train": {"source": [folder / "en"], "target": [folder / "de"]}},
         "parser": {"name": "words"}, "subwords": {"vocab_size": 300}, "rows_per_shard": 4, "workers": 0,
     }  # fmt: skip
-    preprocess(PreprocessConfig.model_validate(values), folder / out)
+    preprocess(PreprocessConfig.model_validate(values | changes), folder / out)
 
 
 def write_inputs(folder, count: int, word: str = "dog") -> None:
@@ -62,6 +62,21 @@ def test_a_text_stage_that_was_killed_takes_the_new_inputs_and_leaves_nothing_of
     job(tmp_path, "data")
     job(tmp_path, "fresh")
     assert files(tmp_path / "data") == files(tmp_path / "fresh")
+
+
+def test_a_refused_command_leaves_the_work_of_a_killed_job(tmp_path, monkeypatch):
+    def killed(*_, **__):
+        raise Killed
+
+    write_inputs(tmp_path, 8)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(text_blocks, "write_shard", killed)
+        job(tmp_path, "data")
+    before = files(tmp_path / "data")
+    assert any(name.endswith("checked.json") for name in before)
+    with pytest.raises(UserError, match="belongs to other settings .*rows_per_shard: 4 -> 2"):
+        job(tmp_path, "data", rows_per_shard=2)
+    assert files(tmp_path / "data") == before
 
 
 def test_a_damaged_note_of_a_killed_job_names_its_own_way_out(tmp_path, monkeypatch):
@@ -212,7 +227,9 @@ def test_bad_input_removes_no_settings_and_no_record_that_were_there(tmp_path):
     preprocess(
         PreprocessConfig.model_validate({"parsed": tmp_path / "data", "subwords": {"vocab_size": 300}, "workers": 0}), again
     )
-    before, sessions = files(again), read_sessions(again)
-    with pytest.raises(UserError, match="has 8 lines, but"):
-        preprocess(bad, again)
-    assert files(again) == before and read_sessions(again) == sessions and len(sessions) == 1
+    shutil.copy(again / "provenance.json", own)
+    for folder, message in ((own, "has 8 lines, but"), (again, "belongs to other settings .*parsed: ")):
+        before, sessions = files(folder), read_sessions(folder)
+        with pytest.raises(UserError, match=message):
+            preprocess(bad, folder)
+        assert files(folder) == before and read_sessions(folder) == sessions and len(sessions) == 1

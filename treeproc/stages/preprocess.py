@@ -64,6 +64,8 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
         parser, target_parser = check_settings(config)
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
     there = [name for name in (MARKER, "config.yaml", "text") if (out / name).exists()]
+    if "config.yaml" in there:
+        _settings_to_write(config, out)  # a refusal here leaves the work of a job that was killed
     mark_folder(out, DATA_SET)
     with locked(out), recorded(out, COMMAND) as record:
         try:
@@ -197,7 +199,7 @@ def _check_splits(config: PreprocessConfig) -> None:
         if not config.splits:
             raise UserError("splits: no files; write splits.train.source=FILE splits.train.target=FILE, and the same for valid")
         there = ", ".join(map(quoted, sorted(config.splits)))
-        needed = "train, and any of valid, test and other names" if config.vocab_from is None else "at least one split"
+        needed = "train, and any of valid, test and other names"
         raise UserError(f"splits: must be {needed}, but are {there}; vocab_from=DATA makes a data set without train")
     if "train" not in config.splits and config.new_pieces is not None:
         raise UserError("new_pieces: learns from a train split, and there is none; give splits.train, or leave new_pieces out")
@@ -322,8 +324,13 @@ def write_settings_once(config: PreprocessConfig, out: AnyPath) -> None:
 
     A vocabulary size that does not suit the text can be changed without parsing again.
     """
+    if (text := _settings_to_write(config, out)) is not None:
+        atomic_write(out / "config.yaml", text.encode())
+
+
+def _settings_to_write(config: PreprocessConfig, out: AnyPath) -> str | None:
+    """Return the text of `config.yaml`, or None if that of the folder stays. Raises UserError as `write_settings_once` does."""
     path = out / "config.yaml"
-    text = dump_settings(config)
     if path.exists():
         if not path.read_bytes().strip():
             raise UserError(f"{path} is empty: write the settings of the data set into it again, or choose another --out")
@@ -332,9 +339,7 @@ def write_settings_once(config: PreprocessConfig, out: AnyPath) -> None:
         written = load_settings(PreprocessConfig, path, **moved).settled(values)
         old, new = (c.model_dump(mode="json", exclude=excluded(PreprocessConfig, Effect.NONE)) for c in (written, config))
         if old == new:
-            if any(values[name] != str(new) for name, new in moved.items()):
-                atomic_write(path, dump_settings(written).encode())
-            return
+            return dump_settings(written) if any(values[name] != str(new) for name, new in moved.items()) else None
         fixed = [n for n in new if n not in _OPEN_UNTIL or (out / _OPEN_UNTIL[n] / "index.json").exists()]
         if changed := [line for name in fixed for line in differences(old.get(name), new[name], name)]:
             raise UserError(
@@ -342,4 +347,4 @@ def write_settings_once(config: PreprocessConfig, out: AnyPath) -> None:
             )
     elif any((out / stage).exists() for stage in ("text", "parsed", "encoded")):
         raise UserError(f"{out} holds shards, but no config.yaml; choose another --out")
-    atomic_write(path, text.encode())
+    return dump_settings(config)
