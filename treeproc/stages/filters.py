@@ -71,7 +71,9 @@ class FilterConfig(Settings):
 
     def identity(self) -> dict:
         """Return the filters in fingerprints, without unused filters of a later version, so that old fingerprints stay valid."""
-        return self.model_dump(exclude=set() if self.drop_leaks else {"drop_leaks"})
+        if not self.drop_leaks:
+            return self.model_dump(exclude={"drop_leaks"})
+        return self.model_dump() | {"near_copies": "with marks"}  # the rule of `normalised`: an earlier one removed marks
 
 
 def drop_reason(source: str, target: str | None, split: str, config: FilterConfig, tags: Collection[str] = ()) -> str | None:

@@ -5,6 +5,7 @@ Equal keys lie in one hash partition, so that each partition is sorted by itself
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import IO
@@ -49,7 +50,7 @@ def places_in(keys: Sequence[bytes], known: np.ndarray) -> list[int]:
 
 
 def normalised(lines: Sequence[str]) -> list[str]:
-    """Return the letters and digits of every line, in lower case: equal ones are near copies. Lines hold no line end."""
+    """Return letters, their marks and digits of every line, in lower case: equal ones are near copies. Lines hold no line end."""
     joined = "\n".join(lines)
     if joined.isascii():
         return joined.encode().translate(*_ascii()).decode().split("\n")
@@ -65,9 +66,14 @@ def _plain_codes() -> np.ndarray:
         character = chr(code)
         if character.isalnum():
             codes[code] = ord(character.lower()[0])
-        elif character != "\n":
+        elif character != "\n" and not _is_mark(character):
             codes[code] = 0
     return codes
+
+
+def _is_mark(character: str) -> bool:
+    """Return whether a character is a mark of a letter, such as a vowel of Hindi or Thai, and no choice between two pictures."""
+    return unicodedata.category(character) in ("Mn", "Mc") and "VARIATION SELECTOR" not in unicodedata.name(character, "")
 
 
 @cache
