@@ -199,6 +199,27 @@ def test_a_first_line_that_is_perhaps_a_header(tmp_path, capsys):
     assert not capsys.readouterr().err
 
 
+def test_classes_of_pairs_are_counted_by_pair(tmp_path, capsys):
+    columns = LabelledConfig(text="a", second_text="b")
+    premise = "a man sleeps"  # of all pairs of the first class, which is no header for it
+    for name, lines in {"a": "gold\tsentence1\tsentence2\n", "b": f"New\t{premise}\tone\nNew\t{premise}\ttwo\n"}.items():
+        (tmp_path / name).write_text(lines + "".join(f"{'yn'[i % 2]}\ttext {i}\tother {i}\n" for i in range(20)))
+    with messages_shown():
+        assert find_classes([tmp_path / "a"], columns) == ["gold", "n", "y"]
+    message = (
+        "/a: the first example has the class 'gold', as only 1 of 21 have; if it is a header, set labelled.label and labelled.text "
+        "and labelled.second_text to its names"
+    )
+    assert message in capsys.readouterr().err
+    with messages_shown():
+        assert find_classes([tmp_path / "b"], columns) == ["New", "n", "y"]
+    assert not capsys.readouterr().err
+    (tmp_path / "c").write_text("yes\tc\td\nYes\te\tf\nno\tg\th\nno\ti\tj\n")
+    with messages_shown():
+        find_classes([tmp_path / "c"], columns)
+    assert "the classes 'Yes' (1 examples) and 'yes' (1) differ only in case" in capsys.readouterr().err
+
+
 # Data sets
 
 WORDS = {"good": "great fine lovely", "bad": "awful poor ugly", "so so": "usual plain"}

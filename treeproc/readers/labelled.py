@@ -141,11 +141,12 @@ def read_labelled(source: Sequence[AnyPath], columns: LabelledConfig) -> Iterato
 def find_classes(source: Sequence[AnyPath], columns: LabelledConfig) -> list[str]:
     """Return the names of the classes in files, sorted: by value if all are whole numbers. Raises as `read_labelled`."""
     names: Counter[str] = Counter()
-    texts_of_first: set[str] = set()
-    for row in read_labelled(source, columns.model_copy(update={"classes": None})):
-        names[row["label"]] += 1
-        if len(texts_of_first) < 2 and row["label"] == next(iter(names)):
-            texts_of_first.add(row["source"])
+    sides = len(columns.texts)  # each is a row
+    texts_of_first: set[tuple[int, str]] = set()
+    for place, row in enumerate(read_labelled(source, columns.model_copy(update={"classes": None}))):
+        names[row["label"]] += place % sides == 0
+        if len(texts_of_first) <= sides and row["label"] == next(iter(names)):
+            texts_of_first.add((place % sides, row["source"]))
         if len(names) > MOST_CLASSES:
             raise UserError(
                 f"{source[0]} has more than {MOST_CLASSES:,} classes, for example {quoted(row['label'][:_SHOWN])}; is the text "
@@ -156,8 +157,8 @@ def find_classes(source: Sequence[AnyPath], columns: LabelledConfig) -> list[str
         raise UserError(f"{source[0]}: all examples have the class {quoted(*names)}; a classifier needs two")
     may_lack_header = any(table_form(path.name) in ("tsv", None) for path in source)
     count = names[first := next(iter(names), "")]
-    is_rare = (count <= len(source) or len(texts_of_first) == 1) and names.total() > 2 * max(count, len(source))
-    examples = names.total() // len(columns.texts)
+    is_rare = (count <= len(source) or len(texts_of_first) <= sides) and names.total() > 2 * max(count, len(source))
+    examples = names.total()
     if are_texts := len(names) > max(_MANY, examples / 2):
         warn(
             f"warning: {source[0]}: {examples:,} examples have {len(names):,} classes, such as {quoted(first[:_SHOWN])}; if "
@@ -166,7 +167,7 @@ def find_classes(source: Sequence[AnyPath], columns: LabelledConfig) -> list[str
     if may_lack_header and is_rare and not are_texts:
         warn(
             f"warning: {source[0]}: the first example has the class {quoted(first[:_SHOWN])}, as only {count} of "
-            f"{names.total():,} have; if it is a header, set labelled.label and labelled.text to its names"
+            f"{examples:,} have; if it is a header, set {' and '.join(map(columns.setting_of, columns.wanted))} to its names"
         )
     _warn_of_names(names, source[0])
     if all(map(_NUMBER.fullmatch, names)):
