@@ -63,6 +63,7 @@ def line_tokens(line: str):
         ("son 't is Don 's", "son 't is Don 's"),  # no auxiliary, no negation
         ("\" it 's \" she 'd say", "`` it 's '' she 'd say"),
         ("don ’ t say it ’ s so", "do n’t say it ’s so"),
+        ("'Don 't go , ' he said", "' Do n't go , ' he said"),
         ("cannot Cannot gonna", "can not Can not gon na"),
         ("at 8 o 'clock O 'Reilly and I 'd l 'enfant", "at 8 o'clock O'Reilly and I 'd l'enfant"),
         ("'tis 'em 'all 'quoted ' '90s '", "'tis 'em 'all ' quoted ' '90s '"),
@@ -75,7 +76,7 @@ def test_moses_tokens_as_treebanks_write_them(line, words):
     assert re.sub(r"\s", "", "".join(line[t.start : t.end] for t in tokens)) == line.replace(" ", "")
 
 
-@given(st.lists(st.sampled_from(["don", "can", "'t", "’", "t", "'", '"', "o", "'clock", "cannot", "'quoted", "x"]), max_size=9))
+@given(st.lists(st.sampled_from(["don", "'don", "can", "'t", "’", "t", "'", '"', "o", "'clock", "cannot", "'quoted", "x"]), max_size=9))
 @num_examples(200)
 def test_no_character_of_a_line_is_lost_or_moved(words):
     tokens = line_tokens(" ".join(words))
@@ -88,19 +89,21 @@ NEGATED = [
     "He don &apos;t know it .",
     "They won &apos;t , and we cannot .",
     "It isn &apos;t &quot; true &quot; at 8 o &apos;clock .",
+    "&apos;Don &apos;t go , &apos; he said .",
 ]
 
 
 def test_leaves_are_the_tokens_and_have_the_tags_of_the_treebanks_words():
     config = ParserConfig(name="shipped", device="cpu", treebank_words=True)
     rows = [undo_moses({"source": line}) for line in NEGATED]
-    first, second, third = build_parser(config).parse([r["source"] for r in rows], [Given(r["words"]) for r in rows])
+    first, second, third, fourth = build_parser(config).parse([r["source"] for r in rows], [Given(r["words"]) for r in rows])
     assert first.words["text"] == ["He", "don", "'t", "know", "it", "."]
     assert first.words["pos_tag"][1:4] == ["VBP", "RB", "VB"]
     assert second.words["text"][1:3] == ["won", "'t"] and second.words["pos_tag"][1:3] == ["MD", "RB"]
     assert second.words["text"][-3:-1] == ["can", "not"] and second.words["pos_tag"][-3:-1] == ["MD", "RB"]
     assert third.words["text"][-2] == "o 'clock" and third.words["pos_tag"][3:6:2] == ["``", "''"]
-    for row, parsed in zip(rows, (first, second, third), strict=True):
+    assert fourth.words["text"][:4] == ["'", "Don", "'t", "go"] and fourth.words["pos_tag"][1:4] == ["VB", "RB", "VB"]
+    for row, parsed in zip(rows, (first, second, third, fourth), strict=True):
         places = zip(parsed.words["start_char"], parsed.words["end_char"], strict=True)
         assert [row["source"][a:b] for a, b in places] == parsed.words["text"]
 

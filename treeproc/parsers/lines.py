@@ -86,8 +86,10 @@ def treebank_tokens(words: Sequence[Word]) -> list[Token]:
         out.append(Token(start, end, (text[:cut], text[cut:]) if cut else (text,)))
         if len(out) > 1 and _is_negation(out[-2].words[-1], text):
             before = out[-2]
-            verb = before.words[-1]
-            out[-2:] = [Token(before.start, before.end, (verb[:-1],)), Token(start, end, (verb[-1] + text,))]
+            *quote, verb = before.words  # 'Don is a quotation mark and a verb
+            first = before.start + len("".join(quote))
+            marks = [Token(before.start, first, tuple(quote))] if quote else []
+            out[-2:] = [*marks, Token(first, before.end, (verb[:-1],)), Token(start, end, (verb[-1] + text,))]
     return out
 
 
