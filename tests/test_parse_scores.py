@@ -29,8 +29,10 @@ from treeproc.parsers.stanza_parser import stanza_options
 from treeproc.shards.schema import UNSCORED
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
+from treeproc.stages import parse_and_encode
 from treeproc.stages.parse_and_encode import ParseShard
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.shuffle import DonorTrees, ShapeDonors
 from treeproc.trees.spans import flat_tree
 from treeproc.verify import verify
 
@@ -288,14 +290,22 @@ def test_the_least_score_may_change_until_the_encoded_stage_is_finished(data, te
         preprocess(settings(text, parser={**SETTINGS, "max_words": 1}, tree={"min_parse_score": -1}), out)
 
 
-@pytest.mark.parametrize("source", ["random", "shuffled"])
-def test_control_trees_have_the_same_examples(data, text, source):
-    out, tree = text / source, {"min_parse_score": -0.02, "tree_source": source}
+@pytest.mark.parametrize("source", ["random", "shuffled", "other_shape"])
+def test_control_trees_have_the_same_examples(data, text, source, monkeypatch):
+    monkeypatch.setattr(parse_and_encode, "donor_windows", lambda parsed, *_: [(n, n + 1) for n in range(len(parsed))])
+    out, tree = text / source, {"min_parse_score": -0.01, "tree_source": source}
     preprocess(PreprocessConfig(parsed=data, tree=tree, subwords={"vocab_size": 400}, workers=0), out)
-    kept = [number for number, score in scores_of(data, "train").items() if score >= -0.02]
+    kept = [number for number, score in scores_of(data, "train").items() if score >= -0.01]
     assert [row["example_id"] for row in read_split(out, "encoded", "train")] == kept and not verify(out).problems
     for row in read_split(out, "encoded", "train"):
         assert row["spans"]["end"][0] == len(row["leaves"]["piece"])
+    if source != "random":  # counts are of the examples that stay
+        cls, name = {"shuffled": (DonorTrees, "partner"), "other_shape": (ShapeDonors, "surplus")}[source]
+        donors = cls(data / "parsed", "words", "trees", 1)
+        told = np.concatenate([donors.of_shard(place, (place, place + 1))[1] for place in range(3)])  # the shards of train
+        total = read_index(out / "encoded")["totals"]["train"]
+        (count,) = (number for key, number in total.items() if key.startswith("lines_with") and key.endswith(name))
+        assert count == told[kept].sum() < told.sum()
 
 
 def test_both_texts_of_a_pair_are_dropped_and_classes_are_counted(tmp_path):

@@ -306,16 +306,18 @@ class EncodeShard:
         schema = encoded_columns(lines.schema.names, trees.schema.names, self._tree)
         counts: Counter[str] = Counter()
         longest: dict[str, int] = {}
-        donated = None
+        donated, told = None, np.zeros(0, dtype=bool)
+        name = "lines_without_partner" if isinstance(self._donors, DonorTrees) else "lines_with_surplus"
         if self._donors is not None:
-            name = "lines_without_partner" if isinstance(self._donors, DonorTrees) else "lines_with_surplus"
-            donated, counts[name] = self._donors.of_shard(place, window)
+            donated, told = self._donors.of_shard(place, window)
+            counts[name] = int(told.sum())
         stages: tuple[Iterable[dict], Iterable[dict]] = lines.columns, trees.columns
         if (least := self._tree.least_score(text.split)) is not None:
             kept = self._at_least(least, trees)
             counts["dropped.parse_score"] = len(lines) - len(kept)
             stages = lines.some_columns(kept), trees.some_columns(kept)
-            donated = None if donated is None else keep(donated, kept)
+            if donated is not None:
+                donated, counts[name] = keep(donated, kept), int(told[kept].sum())
         first, batches = 0, []
         try:
             for views in zip(*stages, strict=True):

@@ -145,8 +145,8 @@ class DonorTrees(_WindowTrees):
         self._donors = np.zeros(0, np.int32)
         self._chosen = np.zeros(0, bool)  # whether the donor of a line was chosen by the shapes of all lines of its length
 
-    def of_shard(self, place: int, window: Sequence[int]) -> tuple[Donated, int]:
-        """Return the trees of the donors of all lines of the shard `place` of the index, and how many lines keep their own tree.
+    def of_shard(self, place: int, window: Sequence[int]) -> tuple[Donated, np.ndarray]:
+        """Return the trees of the donors of all lines of the shard `place` of the index, and whether a line keeps its own tree.
 
         `window` is that of the shard, as `donor_windows` gives it.
         """
@@ -162,7 +162,7 @@ class DonorTrees(_WindowTrees):
         found = self._read_trees(donors)
         texts = pa.array([tree for of_line in found for tree in of_line], pa.string())
         edges = edges_of(np.fromiter(map(len, found), dtype=np.int64, count=len(found)))
-        return (edges, texts), int(np.count_nonzero(donors == lines))
+        return (edges, texts), donors == lines
 
     def _choose_other_shapes(self, line: int) -> None:
         """Choose donors of other shapes for all lines of a line's length, unless that was done. It reads all their trees."""
@@ -206,8 +206,8 @@ class DonorTrees(_WindowTrees):
 class ShapeDonors(_WindowTrees):
     """Trees whose shapes the trees of parsed shards get. It holds the donors of all trees of one window."""
 
-    def of_shard(self, place: int, window: Sequence[int]) -> tuple[Donated, int]:
-        """Return the donor of every tree of the shard `place` of the index, and for how many lines a donor has surplus nodes.
+    def of_shard(self, place: int, window: Sequence[int]) -> tuple[Donated, np.ndarray]:
+        """Return the donor of every tree of the shard `place` of the index, and whether a donor of a line has surplus nodes.
 
         `window` is that of the shard, as `donor_windows` gives it.
         """
@@ -221,8 +221,9 @@ class ShapeDonors(_WindowTrees):
         found = self._read_trees(lines)
         numbers = (donors - self._tree_edges[lines]).tolist()
         texts = pa.array([of_line[number] for of_line, number in zip(found, numbers, strict=True)], pa.string())
-        thinned = np.searchsorted(edges, own[self._nodes[donors] > self._nodes[own]], side="right")
-        return (edges - edges[0], texts), len(np.unique(thinned))
+        thinned = np.zeros(last - first, dtype=bool)
+        thinned[np.searchsorted(edges, own[self._nodes[donors] > self._nodes[own]], side="right") - 1] = True
+        return (edges - edges[0], texts), thinned
 
     def read(self, begin: int, end: int) -> None:
         """Find the donors of all trees of the window of these shards."""
