@@ -68,7 +68,7 @@ def test_rows_of_any_shards_come_in_the_order_asked_for(lists, data, batch_rows,
     for _ in range(times):
         chosen = data.draw(numbers)
         earlier.append((chosen, gather.pick(chosen)))
-        assert gather.num_open <= max(most_open, len(lists))
+        assert len(gather._open) <= max(most_open, len(lists))
     for chosen, picked in earlier:  # rows that were picked can be read when their shards have been closed
         assert picked.values("example_id").tolist() == chosen
         for column, part, dtype in (("tiny", None, np.int8), ("structs", "half", np.int16), ("structs", "whole", np.int32)):
@@ -83,9 +83,9 @@ def test_shards_are_opened_when_needed_and_those_not_needed_for_longest_are_clos
     assert opened == [1, 3]
     gather.pick([0, 1])
     gather.pick([5])
-    assert opened == [1, 3, 0, 5] and gather.num_open == 4
+    assert opened == [1, 3, 0, 5] and len(gather._open) == 4
     gather.pick([6])
-    assert gather.num_open == 2, "half of the limit, or every batch would close some"
+    assert len(gather._open) == 2, "half of the limit, or every batch would close some"
     gather.pick([5, 6])
     assert opened == [1, 3, 0, 5, 6]
     gather.pick([0])
@@ -104,7 +104,7 @@ def test_shards_are_opened_several_at_a_time_where_that_is_asked_for():
         return [{"example_id": np.array([2 * number, 2 * number + 1])}]
 
     gather = Gather([2] * 8, open_shard, 2, at_once=4)
-    assert gather.pick([7, 0, 3, 4]).values("example_id").tolist() == [7, 0, 3, 4] and gather.num_open == 4
+    assert gather.pick([7, 0, 3, 4]).values("example_id").tolist() == [7, 0, 3, 4] and len(gather._open) == 4
     with pytest.raises(ValueError, match="^shard 6$"):
         gather.pick([15, 0, 12, 8, 10])
     assert gather.pick([9, 0]).values("example_id").tolist() == [9, 0]

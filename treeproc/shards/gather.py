@@ -55,11 +55,6 @@ class Gather:
     def __len__(self) -> int:
         return int(self._edges[-1])
 
-    @property
-    def num_open(self) -> int:
-        """Return the number of shards that are open now."""
-        return len(self._open)
-
     def pick(self, rows: Sequence[int] | np.ndarray) -> "PickedRows":
         """Pick these rows, in this order. Opens the shards that they are in."""
         rows = np.asarray(rows, dtype=np.int64)

@@ -53,10 +53,12 @@ class FilterConfig(Settings):
         True, description="drop training examples with U+FFFD, or control characters other than the tab, on a side"
     )
     drop_duplicates: bool = Field(
-        False, description="keep only the first of equal training examples (both sides, or text and label)"
+        False, description="keep only the first of equal training examples (both sides, or text and class in the files)"
     )
     drop_overlap: Literal["none", "source", "example"] = Field(
-        "none", description="drop training examples if their source, or the complete example, is in another split too"
+        "none",
+        description="drop training examples if their source, or the complete example as the files have it, is in another split "
+        "too",
     )
     drop_leaks: bool = Field(
         False,
@@ -158,7 +160,7 @@ def _can_identify() -> bool:
 
 
 def other_language(line: str, language: str) -> str | None:
-    """Return the code of the language of a line where it is surely another one; None for lines of few letters."""
+    """Return the code of the language of a line where it is surely another one, else None."""
     found, probability = _identifier().classify(line)
     return found if probability > _SURE and found not in {*_accepted(language), _NO_LANGUAGE} else None
 

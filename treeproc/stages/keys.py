@@ -36,7 +36,7 @@ def key_of(text: str) -> bytes:
 
 
 def example_key(row: Mapping) -> bytes:
-    """Return the key of what a model sees and answers: both sides, or text and label."""
+    """Return the key of an example as the files have it: both sides, or text and class. `labels` renames classes later."""
     return key_of(f"{row['source']}\n{row.get('target', '')}\n{row.get('label', '')}")
 
 
