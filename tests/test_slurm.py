@@ -52,6 +52,37 @@ def test_shellcheck_finds_nothing():
     assert checked.returncode == 0, checked.stdout
 
 
+# Programs of Slurm and Ray, as far as a job of one node needs them.
+PROGRAMS = {
+    "ray": "",
+    "srun": 'mkdir -p "$RAY_FOLDER/head"; echo here > "$RAY_FOLDER/head/ray_current_cluster"\n'
+    'until [[ -e $RAY_FOLDER/../over ]]; do sleep 0.1; done',
+    "scancel": 'touch "$RAY_FOLDER/../over"',
+    "squeue": '[[ $* == *State* ]] && echo "RUNNING "',
+    "scontrol": 'echo "scontrol $*"',
+}  # fmt: skip
+
+
+def test_sigterm_between_the_start_of_ray_and_that_of_the_command_reaches_it():
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a short one, for RAY_FOLDER
+        for name, lines in PROGRAMS.items():
+            Path(folder, name).write_text(f"#!/usr/bin/env bash\n{lines}\n")
+            Path(folder, name).chmod(0o755)
+        job = f"""
+            source {SLURM / "ray.sh"}
+            set -o functrace
+            trap '[[ $BASH_COMMAND != RAY_ADDRESS=* ]] || kill -TERM $BASHPID' DEBUG
+            run_with_ray sleep 60
+        """
+        facts = {"NNODES": 1, "JOB_ID": 1, "TMPDIR": folder, "CPUS_PER_TASK": 1}
+        environment = {**os.environ, **{f"SLURM_{name}": str(fact) for name, fact in facts.items()}, "SLURMD_NODENAME": "here"}
+        environment["PATH"] = f"{folder}:{os.environ['PATH']}"
+        began = time.monotonic()
+        done = subprocess.run(["bash", "-c", job], env=environment, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 143 and "scontrol requeue 1" in done.stdout, done
+        assert time.monotonic() - began < 30
+
+
 def changed(
     name: str,
     folder: Path,

@@ -36,7 +36,7 @@ run_with_ray() {
         fi
         "$@" &
         command=$!
-        wait "$command"
+        if [[ $stopped ]]; then kill -TERM "$command"; else wait "$command"; fi  # SIGTERM may have come just before
         end=$(job_says EndTime)  # of GraceTime, or of the job
         while kill -0 "$command" 2> /dev/null; do  # SIGTERM ended the wait
             sleep 1
