@@ -140,6 +140,15 @@ def test_content_is_that_of_the_reference(tmp_path):
                 assert b"".join(iter(lambda: file.read(size), b"")) == content  # noqa: B023
 
 
+def test_a_dictionary_has_a_limit(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt.xz"
+    path.write_bytes(lzma.compress(LINES, preset=9))
+    assert len(list(read_lines([path]))) == 300
+    monkeypatch.setattr(packed_files, "_XZ_MEMORY", 60 << 20)
+    with pytest.raises(UserError, match=f"cannot read {path}: it needs more than 60 MiB of memory to unpack; pack it again"):
+        list(read_lines([path]))
+
+
 def test_an_archive_has_limits(tmp_path, monkeypatch):
     path = tmp_path / "a.tar.gz"
     path.write_bytes(tar("w:gz", {"a/x.txt.gz": gzip.compress(b"x" * (1 << 22)), "b/y.txt": b"y"}))
