@@ -71,7 +71,7 @@ class ReferenceSentence:
 
     def joined(self, word):
         head = self.governors[word]
-        joins = self.relations[word] == "cc" and head >= 0 and self.relations[head] == "conj"
+        joins = self.relations[word] == "cc" and head >= 0 and self.relations[head] == "conj" and self.governors[head] >= 0
         begins = joins and min(self.below(head) - (self.punctuation - self.edges)) == word
         return self.governors[head] if begins else head
 

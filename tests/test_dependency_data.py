@@ -200,6 +200,9 @@ def test_names_that_no_phrase_follows_from_are_told(tmp_path, caplog):
     as_told = {"tree_source": "dependencies", "phrases": "flat", "phrase_labels": "deprel"}
     preprocess(settings_of(tmp_path, without, tree=as_told), tmp_path / "flat")
     assert "trees:" not in caplog.text
+    no_tags = re.sub(r"\t(ART|NN|VVFIN|APPRART|\$\.)(?=\t)", "\t_", without)
+    preprocess(settings_of(tmp_path, no_tags, tree=as_told), tmp_path / "flat without tags")
+    assert "but the words have" not in caplog.text
 
 
 def test_trees_are_made_of_arcs_where_there_are_no_constituents(tmp_path, caplog):

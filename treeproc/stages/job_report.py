@@ -247,7 +247,8 @@ def say_unread_names(config: TreeConfig, vocab: AnyPath) -> None:
             "warning: tree.phrases=layered reads the relations of Universal Dependencies, but the arcs have others (%s); set "
             "tree.phrases=flat", _first(of_arcs)
         )  # fmt: skip
-    if of_words or not tags:
+    reads_tags = config.phrases == "layered" or config.phrase_labels == "upos"
+    if of_words or (reads_tags and not tags):
         logger.warning(
             "warning: phrases follow from universal tags or those of the Penn Treebank, but the words have %s; set "
             "tree.phrases=flat tree.phrase_labels=deprel", f"others ({_first(of_words)})" if of_words else "none"

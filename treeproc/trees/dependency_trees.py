@@ -159,7 +159,7 @@ class _Words:
     def with_shared_conjunctions(self) -> "_Words":
         """Attach a conjunction that begins a conjunct (*and* in *cats and dogs*) to the first conjunct, because it joins both."""
         conjunct = self.governors
-        begins = (self.relations == "cc") & (conjunct >= 0)
+        begins = (self.relations == "cc") & (conjunct >= 0) & (self.governors[conjunct] >= 0)  # a root has no first conjunct
         begins &= (self.relations[conjunct] == "conj") & (self.first[conjunct] == np.arange(len(conjunct)))
         governors = np.where(begins, self.governors[conjunct], self.governors)
         first, last, _ = yields(governors, self.counted)
