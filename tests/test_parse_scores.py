@@ -23,6 +23,7 @@ from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
 from treeproc.inspection.shard_verifier import _side_problems
 from treeproc.parsers import ParserConfig, build_parser, describe_parser, find_models
+from treeproc.parsers.model_files import ModelFiles, no_scores
 from treeproc.parsers.parse_scores import ScoredParser
 from treeproc.parsers.shift_reduce import Derivation
 from treeproc.parsers.stanza_parser import stanza_options
@@ -136,6 +137,12 @@ def test_models_without_scores_are_refused(tmp_path, monkeypatch):
     for command in (describe_parser, build_parser):
         with pytest.raises(UserError, match="parser.scores: the models in .* give no scores of parses; set parser.name=shipped"):
             command(config)
+    # The shipped models of German have no constituency parser, and `models` counts whatever the name is.
+    shutil.copytree(tmp_path / "en", tmp_path / "de")
+    with pytest.raises(UserError, match="give no scores of parses; leave parser.scores out$"):
+        describe_parser(ParserConfig(device="cpu", scores=True, language="de"))
+    trained = config.model_copy(update={"models": tmp_path})
+    assert str(no_scores(trained, ModelFiles("trained", tmp_path, {}))).endswith("scores of parses; leave parser.scores out")
 
 
 def test_the_settings_leave_no_trace_if_unset():

@@ -25,7 +25,6 @@ SCORES = "scores.json"  # scores and hashes of trained models
 WITHOUT_STANZA = (
     "set parser.name=given if your files have trees, or parser.name=words tree.tree_source=balanced for trees without a parser"
 )
-NO_SCORES = "parser.scores: the models in {} give no scores of parses; set parser.name=shipped, or leave parser.scores out"
 
 
 @dataclass(frozen=True)
@@ -180,13 +179,20 @@ def describe_parser(config: ParserConfig) -> dict:
         config.torch_device()
         models = find_models(config)
         if config.scores and models.origin == "installed":
-            raise UserError(NO_SCORES.format(models.folder))
+            raise no_scores(config, models)
         out |= {"library": f"stanza {version('stanza')}", "models": models.describe()}
     elif config.reads_language:
         if config.runs_torch:
             config.torch_device()
         out |= parser_class(config.name).describe(config)
     return out
+
+
+def no_scores(config: ParserConfig, models: ModelFiles) -> UserError:
+    """Return the error of models that give no scores of parses."""
+    has_shipped = config.models is None and set(config.processors) <= set(trained_files(SHIPPED_MODELS / config.language))
+    do = f"{'set parser.name=shipped, or ' if has_shipped else ''}leave parser.scores out"
+    return UserError(f"parser.scores: the models in {models.folder} give no scores of parses; {do}")
 
 
 def parser_class(name: ParserName) -> Any:

@@ -17,7 +17,7 @@ from treeproc.parsers import dependency, shift_reduce, tagger, tokenizer
 from treeproc.parsers.characters import CharacterReader, share_readers
 from treeproc.parsers.config import PARSED, ParserConfig
 from treeproc.parsers.lines import Arcs, Line, LineParser, Sentence, Tags, Token, batches, cut_at, is_out_of_memory
-from treeproc.parsers.model_files import NO_SCORES, VECTORS, ModelFiles, find_models
+from treeproc.parsers.model_files import VECTORS, ModelFiles, find_models, no_scores
 from treeproc.parsers.parse_scores import ScoredParser
 from treeproc.parsers.weights import ConstituencyModel, Vocabulary, Weights, can_read, tensors_of
 from treeproc.shards.rows import edges_of
@@ -241,7 +241,7 @@ class StanzaParser(LineParser):
         self._scored = None
         if config.scores:
             if not (isinstance(self._parser, shift_reduce.ShiftReduceParser) and self._parser.model.is_plain):
-                raise UserError(NO_SCORES.format(models.folder))
+                raise no_scores(config, models)
             self._scored = ScoredParser(self._parser)
         with blamed_on(models):  # models of wrong sizes fail at their first use, and every line would get a flat tree
             self._analyse([Line(_PROBE, None)])
