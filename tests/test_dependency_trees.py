@@ -184,9 +184,11 @@ def test_brackets_hold_a_phrase_and_commas_do_not():
 
 
 def test_a_root_that_is_called_a_conjunct_keeps_its_conjunction():
-    others = [2, 2, -1, 2], ["cc", "det", "{}", "obj"], ["CCONJ", "DET", "VERB", "NOUN"], ["a", "a", "b", "b"]
-    found = [trees([(others[0], [name.format(root) for name in others[1]], *others[2:])], "layered")[0] for root in ("root", "conj")]
-    assert found[0] == found[1] and len(found[0][0]) > 1
+    found = []
+    for root in ("root", "conj"):
+        example = ([2, 2, -1, 2], ["cc", "det", root, "obj"], ["CCONJ", "DET", "VERB", "NOUN"], ["a", "a", "b", "b"])
+        found.append(trees([example], "layered"))
+    assert found[0] == found[1] and len(found[0][0][0]) > 1
 
 
 def test_a_sentence_without_an_analysis_gets_a_flat_tree():

@@ -76,7 +76,11 @@ def test_moses_tokens_as_treebanks_write_them(line, words):
     assert re.sub(r"\s", "", "".join(line[t.start : t.end] for t in tokens)) == line.replace(" ", "")
 
 
-@given(st.lists(st.sampled_from(["don", "'don", "can", "'t", "’", "t", "'", '"', "o", "'clock", "cannot", "'quoted", "x"]), max_size=9))
+@given(
+    st.lists(
+        st.sampled_from(["don", "'don", "can", "'t", "’", "t", "'", '"', "o", "'clock", "cannot", "'quoted", "x"]), max_size=9
+    )
+)
 @num_examples(200)
 def test_no_character_of_a_line_is_lost_or_moved(words):
     tokens = line_tokens(" ".join(words))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -151,6 +152,17 @@ def test_a_node_that_has_just_died_ends_no_job(monkeypatch, caplog, one_core_of_
     assert "node aaaaaaaa of the cluster does not answer" in caplog.text
     with pytest.raises(ZeroDivisionError):  # errors of the function stay
         ray_job._on_all_nodes(lambda value: 2 / value, 0)
+
+
+def test_a_node_that_hangs_is_named(monkeypatch, one_core_of_ray):
+    ray_job.start_ray()
+    (here,) = ray.nodes()
+    other = {"NodeID": "a" * 56, "Alive": True}
+    monkeypatch.setattr(ray_job.ray, "nodes", lambda: [here, other])
+    monkeypatch.setattr(ray_job, "_ANSWER_S", 0.5)
+    monkeypatch.setenv("TREE_ATTENTION_STORE_RETRY_S", "0")
+    with pytest.raises(UserError, match=f"node {here['NodeManagerAddress']} lives, but does not answer; its storage may hang"):
+        ray_job._on_all_nodes(lambda seconds: time.sleep(seconds), 5)
 
 
 def test_a_ray_of_one_command_has_no_processes_for_clusters(one_core_of_ray):

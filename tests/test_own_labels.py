@@ -207,8 +207,8 @@ def test_classes_of_pairs_are_counted_by_pair(tmp_path, capsys):
     with messages_shown():
         assert find_classes([tmp_path / "a"], columns) == ["gold", "n", "y"]
     message = (
-        "/a: the first example has the class 'gold', as only 1 of 21 have; if it is a header, set labelled.label and labelled.text "
-        "and labelled.second_text to its names"
+        "/a: the first example has the class 'gold', as only 1 of 21 have; if it is a header, set labelled.label and "
+        "labelled.text and labelled.second_text to its names"
     )
     assert message in capsys.readouterr().err
     with messages_shown():

@@ -162,7 +162,9 @@ def _blocks(file: IO[bytes], packing: _Packing) -> Iterator[bytes]:
             content = stream.decompress(data, _READ_BYTES)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             if "Memory usage limit" in str(error):
-                raise Damaged(f"it needs more than {_XZ_MEMORY >> 20} MiB of memory to unpack; pack it again with xz -9") from None
+                raise Damaged(
+                    f"it needs more than {_XZ_MEMORY >> 20} MiB of memory to unpack; pack it again with xz -9"
+                ) from None
             raise Damaged(f"its {packing.name} data is damaged ({error}); copy it again") from None
         if content:
             yield content

@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 import ray.data
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write
@@ -24,6 +24,7 @@ from treeproc.common.provenance import Meter
 from treeproc.common.ray_session import can_grow, describe_wait, start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.common.store_requests import retry_limit
 from treeproc.shards.store import ShardRecord
 from treeproc.stages.inputs import Inputs, input_stamp
 from treeproc.stages.ray_late_jobs import MEDIANS, first_results
@@ -36,6 +37,8 @@ MOST_JOBS = 32_768
 MOST_PENDING = 64
 # A network file system may show a new file a moment later to another machine.
 _LOOKS, _PAUSE_S = 3, 1.0
+# A node answers in this time, beside that in which it asks an object store again. Ray gives its environment ten minutes.
+_ANSWER_S = 900.0
 # Marks the record of a shard in the JSON of a job. Its blank makes it none of the words of a text.
 _RECORD = "shard record"
 
@@ -135,8 +138,11 @@ def _shared(folder: AnyPath) -> Iterator[AnyPath]:
 
 
 def _on_all_nodes(function: Callable, *arguments: object) -> list:
-    """Run a function on every node. Return the results of the nodes that answer; none if this machine is the only one."""
-    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    """Run a function on every node. Return the results of the nodes that answer; none if this machine is the only one.
+
+    Raises UserError for a living node that does not answer.
+    """
+    nodes = {node["NodeID"]: node.get("NodeManagerAddress", "") for node in ray.nodes() if node["Alive"]}
     if len(nodes) == 1:
         return []
     probe = ray.remote(num_cpus=0)(function)
@@ -144,9 +150,14 @@ def _on_all_nodes(function: Callable, *arguments: object) -> list:
     answers, found = [probe.options(scheduling_strategy=place).remote(*arguments) for place in places], []
     for node, answer in zip(nodes, answers, strict=True):
         try:
-            found.append(ray.get(answer))
+            found.append(ray.get(answer, timeout=_ANSWER_S + _LOOKS * retry_limit()))
         except RayTaskError:  # of the function
             raise
+        except GetTimeoutError:
+            raise UserError(
+                f"node {nodes[node]} lives, but does not answer; its storage may hang: mount it again, or end Ray on that node, "
+                "then run the same command again"
+            ) from None
         except RayError:  # the node has died just now, and no work goes there
             logger.warning("warning: node %s of the cluster does not answer; the job goes on without it", node[:8])
     return found
