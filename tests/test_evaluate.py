@@ -116,14 +116,18 @@ def test_a_result_with_the_usual_value_of_a_setting_that_the_run_has_otherwise_i
     assert status.changed == "" and "decoding.no_repeat_ngram=0" in status.command
 
 
-def test_an_encoder_that_fails_after_the_search_costs_no_translations(run, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [UserError("bertscore.model: cannot load it"), torch.OutOfMemoryError("CUDA out of memory"), KeyboardInterrupt()]
+)
+def test_an_encoder_that_fails_after_the_search_costs_no_translations(error, run, monkeypatch):
     def fail(*given):
-        raise UserError("bertscore.model: cannot load it")
+        raise error
 
     monkeypatch.setattr(bertscore, "check_bertscore", lambda config: None)
     monkeypatch.setattr(bertscore, "bert_scores", fail)
     asked = EvaluateSettings(bertscore={"model": run / "no-encoder", "layer": 1})
-    with pytest.raises(UserError, match=r"cannot load it; the translations and the other scores of test are in \S+run$"):
+    said = r"cannot load it; the translations and the other scores of test are in \S+run$" if type(error) is UserError else None
+    with pytest.raises(type(error), match=said):
         evaluate_run(run, asked)
     assert len((run / "translations.test.txt").read_text().splitlines()) == read_scores(run)["test"]["num_examples"] == 9
     assert "bertscore" not in read_scores(run)["test"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run_here
+from folder_store import store  # noqa: F401  # a fixture
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
@@ -25,9 +26,12 @@ from treenet.evaluation.tree_beam import TreeBeam, spans_of
 from treenet.jobs.train_run import run_training
 from treenet.models import CausalLM, VocabSizes, build_causal_lm
 from treenet.runs.loading import load_trained
+from treenet.runs.mirror import open_results
 from treenet.tasks.base import vocab_sizes
 from treenet.tasks.causal_lm import to_causal
 from treeproc.common.files import read_json
+from treeproc.common.settings import UserError
+from treeproc.common.storage import as_path
 from treeproc.shards.schema import EOS_ID, PAD_ID
 from treeproc.trees.spans import SpanTree, parents_and_subtree_ends, read_brackets
 
@@ -235,6 +239,29 @@ def test_a_killed_search_continues(tmp_path, monkeypatch):
     turned._kept.remove()
     kept.remove()
     assert file not in tmp_path.iterdir() and len([*tmp_path.iterdir()]) == 1
+
+
+@pytest.mark.parametrize("error", [UserError("no memory"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+def test_results_of_a_command_that_ends_early_are_in_the_store(error, tmp_path, store):  # noqa: F811
+    """The next command removes what the store lacks. A file of a search leaves the store when the search is complete."""
+    run = as_path("s3://bucket/run")
+    (run / "config.yaml").write_bytes(b"seed: 1\n")
+    with pytest.raises(type(error)), open_results(run) as folder:
+        for name in ("translations.test.txt", "probes.json"):
+            (folder / name).write_text("{}")
+        for _ in KeptScores(folder, "weights").score_all([[[4]], [[5]]], lambda words: SentenceScore(np.zeros(2), 1, 0.5, (-1,))):
+            raise error
+    assert {"translations.test.txt", "probes.json"} < run.objects().keys()
+    with open_results(run) as folder:
+        assert (folder / "translations.test.txt").exists()
+        kept = KeptScores(folder, "weights")
+        again = []
+        for _ in kept.score_all([[[4]], [[5]]], lambda words: again.append(words) or SentenceScore(np.zeros(2), 1, 0.5, (-1,))):
+            pass
+        assert again == [[[5]]]
+        kept.remove()
+    assert not [name for name in run.objects() if name.startswith("tree_beam")]
+    assert {"translations.test.txt", "probes.json"} < run.objects().keys()
 
 
 def test_scores_that_are_not_finite_give_nan():

@@ -135,12 +135,12 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
         "decoding": decoding_of(settings.decoding, run).model_dump(),
     }
     name = result_name(settings, run)
+    written = write_result(folder, name, lines, references, scores, nll)  # an hour of search is not lost, however the next ends
     try:
-        scores |= learned_entries(lines, references, run.data, settings, more)
+        learned = learned_entries(lines, references, run.data, settings, more)
     except UserError as error:
-        write_result(folder, name, lines, references, scores, nll)  # an hour of search is not lost
         raise UserError(f"{error}; the translations and the other scores of {name} are in {folder}") from None
-    return name, write_result(folder, name, lines, references, scores, nll)
+    return name, write_result(folder, name, lines, references, scores | learned, nll) if learned else written
 
 
 def read_sizes(data: AnyPath, split: str) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from treenet.runs.result_entries import SEARCHED
 from treeproc.common.messages import tell
 
 
@@ -36,7 +37,7 @@ class KeptScores:
     ) -> Iterator[SentenceScore]:
         """Yield the scores of sentences, given as the pieces of their words: those in the file, the others by `score`."""
         key = hashlib.sha256(repr((self._made_of, sentences)).encode()).hexdigest()
-        self._file = self._folder / f"tree_beam.{key[:16]}.jsonl"
+        self._file = self._folder / f"{SEARCHED}{key[:16]}.jsonl"
         known = _read(self._file)
         if known:
             tell(f"{len(known):,} of {len(sentences):,} sentences are searched already; the command continues with the others")

@@ -22,7 +22,7 @@ from treenet.runs.checkpoint import (
     read_object,
     remove_checkpoint,
 )
-from treenet.runs.result_entries import PROBES, SCORES
+from treenet.runs.result_entries import PROBES, SCORES, SEARCHED
 from treenet.runs.run_folder import is_packed_run, unpack_run
 from treeproc.common.files import (
     OTHER_CACHE,
@@ -89,7 +89,8 @@ class StoredRun(RunMirror):
     """A run folder in an object store. `folder` is its mirror on this machine.
 
     `only` has patterns of folders such as "averaged" or "checkpoints/*". With it, the mirror reads those folders, and the weights
-    that the run started from, which count as its untrained ones. It writes results beside them, but removes nothing in the store.
+    that the run started from, which count as its untrained ones. It writes results beside them, and removes nothing in the store
+    but the file of a search that was completed.
     """
 
     out: RemotePath
@@ -134,6 +135,9 @@ class StoredRun(RunMirror):
         if self._only is None:
             for folder in self._folders_there - folders:
                 self._remove_there(folder)
+        for name in [one for one in self._same if one.startswith(SEARCHED) and one not in names]:
+            (self.out / name).unlink(missing_ok=True)
+            del self._same[name]
 
     @contextmanager
     def watch(self, stop_file: Path) -> Iterator[None]:
@@ -274,21 +278,28 @@ def open_run(out: AnyPath) -> Iterator[RunMirror]:
     with may_give_up(), locked(out):
         mirror.pull()
         remove_leftovers(mirror.folder)
-        try:
+        with _pushed_at_end(mirror):
             yield mirror
-        except BaseException as error:
-            give_up_after(error)
-            with suppress(UserError):
-                mirror.push()
-            raise
-        mirror.push()
+
+
+@contextmanager
+def _pushed_at_end(mirror: RunMirror) -> Iterator[None]:
+    """Push at the end, also after an error. Then the store's own errors are left out."""
+    try:
+        yield
+    except BaseException as error:
+        give_up_after(error)
+        with suppress(UserError):
+            mirror.push()
+        raise
+    mirror.push()
 
 
 @contextmanager
 def read_run(out: AnyPath, *folders: str) -> Iterator[Path]:
     """Open a run folder with some of its folders, given as names or patterns; or the zip of one, which is only read.
 
-    Results written beside them go to the store at the end.
+    Results written beside them go to the store at the end, also after an error: a command promises that it kept them.
 
     Training may continue at the same time. Raises UserError if a folder is not in the store.
     """
@@ -298,9 +309,9 @@ def read_run(out: AnyPath, *folders: str) -> Iterator[Path]:
     mirror = mirror_of(out, folders)
     mirror.pull()
     mirror.check_folders()
-    with file_lock(mirror.folder / _USED, shared=True) if isinstance(out, RemotePath) else nullcontext():
+    used = file_lock(mirror.folder / _USED, shared=True) if isinstance(out, RemotePath) else nullcontext()
+    with may_give_up(), used, _pushed_at_end(mirror):
         yield mirror.folder
-        mirror.push()
 
 
 @contextmanager

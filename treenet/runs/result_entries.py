@@ -20,6 +20,7 @@ from treeproc.common.settings import differences
 from treeproc.common.storage import AnyPath
 
 SCORES, PROBES = "scores.json", "probes.json"
+SEARCHED = "tree_beam."  # begins the name of a file of a search for trees that is not complete
 
 RESULTS_HINT = "restore it, or move it away and run the same command again"  # not "remove": it may hold good results
 
