@@ -39,7 +39,7 @@ from treenet.jobs.train_run import run_training
 from treenet.models import CausalLM, build_causal_lm
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
-from treenet.runs.run_results import read_scores
+from treenet.runs.run_results import parse_columns, read_scores
 from treenet.tasks.causal_lm import CausalBatch
 from treenet.tasks.class_scores import wilson_interval
 from treeproc.common.files import atomic_write, json_bytes, read_json
@@ -255,12 +255,14 @@ def test_groups_ties_and_means_of_pieces():
 
 
 def test_two_results_are_tested_in_each_group():
-    kinds = [("p", "x")] * 10 + [("q", "x")] * 12
+    kinds = [('"p', "x")] * 10 + [('"q', "x")] * 12  # quotes as any other character
     pairs, bad = given_pairs(kinds), np.ones(22)
     sides = []
     for wrong in (set(range(8)), {9, 20}):
         nll = np.stack([[2.0 if number in wrong else 0.5 for number in range(22)], bad], axis=1)
         sides.append("".join(pair_rows(pairs, nll, np.ones((22, 2)))))
+    right = parse_columns(sides[0], "FILE", {"right": int}, "")
+    assert right == [[0] * 8 + [1] * 14]
     found = compare_groups(*sides)
     p, q = found["kind"].values()
     assert (p["baseline"], p["system"], p["better"], p["worse"], q["better"], q["worse"]) == (2, 9, 8, 1, 0, 1)

@@ -1,6 +1,7 @@
 """Replicas of the server: what they get together. A killed one loses no request while another goes on."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +11,9 @@ from ray.serve.exceptions import RayServeException
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from serving_process import Server, answers_while_killing
 
+from treenet.extras.serving import server as serving_server
 from treenet.extras.serving.messages import NoAnswer, Question, ReplicaLost, Served
-from treenet.extras.serving.server import Replicas
+from treenet.extras.serving.server import Replicas, start_replicas
 from treenet.extras.serving.settings import ServeSettings
 from treenet.translation.line_translator import LineTranslator
 from treenet.translation.settings import TranslateSettings
@@ -91,3 +93,27 @@ def test_a_fault_of_ray_serve_is_an_answer_and_the_next_request_is_served(capfd)
     faulty, served = asyncio.run(ask())
     assert isinstance(faulty, NoAnswer) and str(faulty) == "the request could not be answered (RayServeException)"
     assert served == b"a" and capfd.readouterr().err == "a request failed: RayServeException: of Serve with lines\n"
+
+
+@pytest.mark.parametrize("place", ["run", "result"])
+def test_an_interrupted_start_leaves_no_application_on_the_cluster(place, monkeypatch, tmp_path):
+    """Ctrl-C, or SIGTERM: the controller of Ray Serve, and with it the application, would outlive this process."""
+    started, deleted = [], []
+
+    def interrupt_at(name: str) -> None:
+        if name == place:
+            raise KeyboardInterrupt
+
+    def run(*_, name: str, **options) -> SimpleNamespace:
+        started.append(name)
+        interrupt_at("run")
+        answer = SimpleNamespace(result=lambda: interrupt_at("result"))
+        return SimpleNamespace(describe=SimpleNamespace(remote=lambda: answer))
+
+    monkeypatch.setattr(serving_server, "start_ray", lambda **_: None)
+    monkeypatch.setattr(serving_server, "_check_room", lambda _: None)
+    for name, fake in (("start", lambda **_: None), ("run", run), ("delete", deleted.append)):
+        monkeypatch.setattr(serving_server.serve, name, fake)
+    with pytest.raises(KeyboardInterrupt), start_replicas(ServeSettings(), tmp_path):
+        pass
+    assert len(started) == 1 and deleted == started

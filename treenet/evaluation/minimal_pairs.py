@@ -124,7 +124,8 @@ def mcnemar(better: int, worse: int) -> float:
 
 def compare_groups(baseline: str, system: str) -> dict[str, dict[str, dict]]:
     """Return McNemar's test of every group in the contents of two files of scores, by column; Holm's p is over its groups."""
-    rows = [list(csv.DictReader(io.StringIO(content), delimiter="\t")) for content in (baseline, system)]
+    form: dict = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}  # a group may begin with a quote
+    rows = [list(csv.DictReader(io.StringIO(content), **form)) for content in (baseline, system)]
     found: dict[str, dict[str, dict]] = {}
     for column in [name for name in rows[0][0] if name.startswith(GROUP)]:
         groups: dict[str, dict] = {}

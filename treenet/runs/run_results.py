@@ -140,7 +140,8 @@ def read_predictions(folder: AnyPath, name: str, hint: str = "", kind: str = PRE
 def parse_columns(content: str, path: AnyPath | str, columns: Mapping[str, type], hint: str) -> list[list]:
     """Return columns of predictions, each as numbers of its type. Raises UserError, which ends in `hint`, if they are damaged."""
     found: list[list] = [[] for _ in columns]
-    for number, row in enumerate(csv.DictReader(io.StringIO(content), delimiter="\t"), start=2):
+    rows = csv.DictReader(io.StringIO(content), delimiter="\t", quoting=csv.QUOTE_NONE)  # a group may begin with a quote
+    for number, row in enumerate(rows, start=2):
         for values, (name, kind) in zip(found, columns.items(), strict=True):
             try:
                 values.append(kind(row[name]))

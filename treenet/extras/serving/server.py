@@ -178,26 +178,26 @@ def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
     )
     # The replicas have another working folder.
     settings = settings.model_copy(update={"checkpoint": absolute_checkpoint(settings.checkpoint)})
-    with phase("starting the replicas"):
-        try:
-            # The entrance is a process of ours; Serve's own would listen on all addresses of every node.
-            serve.start(proxy_location=ProxyLocation.Disabled, logging_config=_QUIET)
-            handle = serve.run(
-                deployment.bind(settings, run.absolute()), name=application, route_prefix=None, logging_config=_QUIET
-            )
-            served, error = handle.describe.remote().result()
-        except (RuntimeError, ray.exceptions.RayError) as failure:
-            with suppress(Exception):  # of Serve, which may not have started at all
-                serve.delete(application)
-            raise UserError(
-                f"the replicas did not start: {one_line(str(failure), 300)}; every node needs pip install 'tree-attention[serve]'"
-            ) from None
     try:
+        with phase("starting the replicas"):
+            try:
+                # The entrance is a process of ours; Serve's own would listen on all addresses of every node.
+                serve.start(proxy_location=ProxyLocation.Disabled, logging_config=_QUIET)
+                handle = serve.run(
+                    deployment.bind(settings, run.absolute()), name=application, route_prefix=None, logging_config=_QUIET
+                )
+                served, error = handle.describe.remote().result()
+            except (RuntimeError, ray.exceptions.RayError) as failure:
+                raise UserError(
+                    f"the replicas did not start: {one_line(str(failure), 300)}; every node needs pip install "
+                    "'tree-attention[serve]'"
+                ) from None
         if error:
             raise UserError(error)
         yield Replicas(handle, application, served, settings)
-    finally:
-        serve.delete(application)
+    finally:  # also after Ctrl-C during the start: a cluster would keep the replicas
+        with suppress(Exception):  # of Serve, which may not have started at all
+            serve.delete(application)
 
 
 def _check_room(settings: ServeSettings) -> None:
