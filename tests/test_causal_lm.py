@@ -21,7 +21,9 @@ from treenet.config import TrainConfig
 from treenet.data.splits import read_split
 from treenet.evaluation.language_models import example_batches, score_batches, source_batches
 from treenet.evaluation.significance import compare_examples
-from treenet.experiments.seeds_report import other_tests
+from treenet.experiments.results import Results
+from treenet.experiments.seeds import MEASURES, SeedsConfig
+from treenet.experiments.seeds_report import _summarize_system, other_tests
 from treenet.experiments.study import UNLEARNED
 from treenet.jobs.train_run import run_training
 from treenet.runs.checkpoint import WEIGHTS, publish, read_meta
@@ -214,6 +216,27 @@ def test_a_masked_model_scores_each_piece_from_all_others(data, tmp_path):
             nll -= float(logits.log_softmax(0)[pieces[0, place]])
         assert float(rows[row][3]) == pytest.approx(nll, rel=1e-4)
     assert {row[4] for row in rows} == {"0.000000"}
+
+
+def test_pairs_of_a_study_without_a_test_split_are_tested(capfd):
+    right = {("causal", 1): "1 0 0 1", ("causal", 2): "0 0 1 1", ("tree", 1): "1 1 0 1", ("tree", 2): "1 1 1 1"}
+    cells = [
+        {"cell": f"{system}-seed{seed}", "system": system, "seed": seed, "parameters": 1, "seconds": 1.0, "valid.perplexity": 2.0}
+        for system, seed in right
+    ]
+    plain = Results.of(cells, "system").by("system")
+    assert "tests" not in _summarize_system(plain["tree"], plain["causal"], {}, MEASURES["causal_lm"])
+    for cell, of_pairs in zip(cells, right.values(), strict=True):
+        cell["pairs.pair_accuracy"] = of_pairs.count("1") / 4
+    examples = {cell["cell"]: {"pairs": np.array(row.split(), dtype=int)} for cell, row in zip(cells, right.values(), strict=True)}
+    table = Results.of(cells, "system").by("system")
+    row = _summarize_system(table["tree"], table["causal"], examples, MEASURES["causal_lm"])
+    assert row["tests"]["pairs.pair_accuracy"].difference == 0.375 and len(row["tests"]) == 1
+    pairs = {"files": ["pairs.mrg"]}
+    for given, said in (({}, "valid alone, and tests no difference"), ({"pairs": pairs}, "minimal pairs, and tests the pairs")):
+        config = SeedsConfig(task="causal_lm", data=Path("data"), grid={**given, "systems": {"causal": {}}, "baseline": "causal"})
+        config.check_data([], {Path("data"): {"totals": {"train": 1, "valid": 1}}})
+        assert said in capfd.readouterr().err
 
 
 @slow

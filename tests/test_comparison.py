@@ -128,6 +128,9 @@ def test_a_file_is_scored_as_a_run_is(runs, main, capsys):
     assert "test.file.other: this result replaces one of other settings" in capsys.readouterr().err
     main(["--compare", str(runs / "a" / "translations.test.file.other.txt"), str(runs / "b")])
     assert "equal on 9" in capsys.readouterr().out
+    (runs / "a" / "translations.test.file.other.txt").write_text("")
+    with pytest.raises(UserError, match=r"has changed since .*; run tree-attention evaluate --out \S+ split=test .*hypotheses="):
+        read_system(runs / "a", "test.file.other")
 
 
 def test_nothing_is_downloaded(runs, main, monkeypatch, tmp_path, capsys):

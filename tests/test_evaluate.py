@@ -28,7 +28,7 @@ from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_entries import name_result, read_scores
 from treenet.runs.result_provenance import PARSE, RunState
 from treenet.runs.run_folder import name_in_results
-from treenet.runs.run_results import read_nll
+from treenet.runs.run_results import read_nll, read_system
 from treenet.structure import TreeStructure
 from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import detokenize, translate_examples
@@ -168,8 +168,12 @@ def test_the_nll_of_references_is_that_of_single_sentences_in_float64(run, rando
     monkeypatch.setattr(evaluation, "_SCORED_TOKENS", 1)  # a sentence at a time
     assert evaluate_run(run, settings)[1]["nll"] == pytest.approx(scores["nll"], abs=1e-6)
     (run / f"nll.{name}.tsv").write_text("tokens\tnll\n")
-    with pytest.raises(UserError, match=r"nll\..*tsv is not the file that was scored; run .* --out"):
+    asked = f" random_trees={str(random_trees).lower()} seed={settings.seed}"
+    with pytest.raises(UserError, match=rf"nll\..*tsv is not the file that was scored; run .* --out \S+ split=test{asked}$"):
         read_nll(run, name)
+    (run / f"translations.{name}.txt").unlink()
+    with pytest.raises(UserError, match=rf"has no translations of {name} \(.*\); run .* --out \S+ split=test{asked}$"):
+        read_system(run, name)
 
 
 def test_the_nll_of_valid_is_that_of_the_training(run):

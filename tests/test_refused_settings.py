@@ -13,7 +13,7 @@ from model_cases import VOCAB
 from toyruns import TINY_RUN
 
 from treenet.config import ClassifierConfig, MaskedLMConfig, ModelConfig, PhraseConfig, RelationsConfig, TrainConfig
-from treenet.evaluation.settings import EvaluateSettings, ScoreLMSettings
+from treenet.evaluation.settings import EvaluateSettings, ParseSettings, ScoreLMSettings
 from treenet.experiments.settings import ControlSettings, ScalingConfig
 from treenet.experiments.study_grid import study_cells
 from treenet.extras.tuning.trials import Trials, TuningConfig
@@ -268,6 +268,11 @@ REFUSED: dict[Callable[[list[str]], object], dict[str, str]] = {
     settings(EvaluateSettings): {
         "untrained=true checkpoint=2": "checkpoint: untrained weights are those before the first update; leave one of",
         "seed=2": "seed: is of random_trees; leave it out",
+        "bertscore.layer=17 bertscore.idf=true": "bertscore: needs bertscore.model; give it, or leave bertscore out",
+        "comet.encoder=x": "comet: needs comet.model; give it, or leave comet out",
+    },
+    settings(ParseSettings): {
+        "split=valid treebank=[wsj/23]": "split: is of the data set, but treebank gives other sentences; leave it out",
     },
     settings(ScoreLMSettings): {
         "pairs.good=sentence_good": r"pairs: needs pairs.files; give them, or leave pairs out",
@@ -298,7 +303,12 @@ REFUSED_COMMANDS = {
         "--out a references=h": "needs hypotheses=FILE or --compare",
         "--out a target_language=German": "target_language: String should match pattern",
         "--out a buckets.depth=[4,2]": "must be ascending numbers",
+        "--out a compare.num=3": "compare: needs --compare A B; give it, or leave compare out",
+        "--out a --sample": "--sample: this command has none",
     },
+    "control.py": {"--sample": "--sample: this command has none; leave it out"},
+    "demo.py": {"--sample": "--sample: this command has none; leave it out"},
+    "frozen_states.py": {"--sample --out a data=d encoder=e": "this command has no --sample"},
 }
 
 

@@ -47,6 +47,8 @@ def _parser() -> ArgumentParser:
 
 @command(_parser)
 def main(args: argparse.Namespace) -> None:
+    if args.sample:
+        raise UserError("--sample: this command has none; leave it out, the command makes its own data")
     settings = load_settings(ControlSettings, args.config, args.overrides)
     out = args.out or Path("runs") / f"control_{'all' if settings.all else settings.rung}"
     refuse_relative_in_job({"--out": out, "--records": args.records or out})

@@ -146,6 +146,8 @@ def examples(scores: dict[str, dict], out: Path, count: int) -> str:
 
 @command(lambda: build_arg_parser(__doc__, DemoSettings, find_config=find_config))
 def main(args: argparse.Namespace) -> None:
+    if args.sample:
+        raise UserError("--sample: this command has none; leave it out, the demo runs on the sample")
     settings = load_settings(DemoSettings, args.config, args.overrides)
     if settings.splits and set(settings.splits) != set(SPLITS):
         raise UserError(f"splits: must be {', '.join(SPLITS)}, but are {', '.join(settings.splits)}")

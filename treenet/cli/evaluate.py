@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 
 from treenet.cli.shipped import find_config
 from treenet.config import TrainConfig
-from treenet.evaluation.settings import ClassifySettings, EvaluateSettings
+from treenet.evaluation.settings import ClassifySettings, CompareConfig, EvaluateSettings
 from treenet.runs.mirror import open_results, read_run
 from treenet.runs.result_entries import name_data, read_scores
 from treenet.runs.run_folder import checkpoint_names
@@ -132,6 +132,8 @@ def main(args: argparse.Namespace) -> None:
         raise UserError("--sample: this command has none; run tree-attention train --sample, and give its folder as --out")
     if args.compare and settings.hypotheses:
         raise UserError("--compare takes two systems; leave hypotheses out, or give its file as one of the two")
+    if settings.compare != CompareConfig() and not args.compare:
+        raise UserError("compare: needs --compare A B; give it, or leave compare out")
     if settings.references and not (args.compare or settings.hypotheses):
         raise UserError("references: needs hypotheses=FILE or --compare; a run has the references of its data set")
     if settings.input and (other := sorted({"split", "data", "hypotheses"} & settings.model_fields_set)):

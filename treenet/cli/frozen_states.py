@@ -35,8 +35,8 @@ class FrozenStatesConfig(Settings):
 
 @command(lambda: build_arg_parser(__doc__, FrozenStatesConfig, find_config=find_config, remote_out=True))
 def main(args: argparse.Namespace) -> None:
-    if args.out is None:
-        raise UserError("give --out STATES, data=DATA and encoder=FOLDER")
+    if args.out is None or args.sample:
+        raise UserError("give --out STATES, data=DATA and encoder=FOLDER (this command has no --sample)")
     config = load_settings(FrozenStatesConfig, args.config, args.overrides)
     refuse_relative_in_job({"--out": args.out, "data": config.data, "encoder": config.encoder})
     if config.workers is None:

@@ -144,6 +144,9 @@ class EvaluateSettings(Settings):
             raise ValueError("checkpoint: untrained weights are those before the first update; leave one of the two out")
         if self.seed != 1 and not self.random_trees:
             raise ValueError("seed: is of random_trees; leave it out")
+        for name, metric in (("bertscore", self.bertscore), ("comet", self.comet)):
+            if metric.model is None and metric != type(metric)():
+                raise ValueError(f"{name}: needs {name}.model; give it, or leave {name} out")
         return self
 
 
@@ -282,3 +285,9 @@ class ParseSettings(Settings):
     )
     seed: int = Field(1, ge=0, description="seed of the random trees beside the model's")
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="parse on the GPU")
+
+    @model_validator(mode="after")
+    def _one_input(self) -> Self:
+        if self.treebank and "split" in self.model_fields_set:
+            raise ValueError("split: is of the data set, but treebank gives other sentences; leave it out")
+        return self

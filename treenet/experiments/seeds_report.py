@@ -134,9 +134,9 @@ def _summarize_system(own: Results, base: Results, examples: Mapping[str, Number
     row["parameters"] = own.where(metric="parameters")[0].value
     row["seconds"] = fmean(own.by_seed("seconds").values())
     pairs = base.paired(own, "cell")
-    if own != base and pairs and f"test.{measures.headline}" in row:
+    tested = {measure: result for measure, result in measures.tested().items() if measure in row}
+    if own != base and pairs and tested:
         baselines, systems = zip(*pairs, strict=True)
-        tested = {measure: result for measure, result in measures.tested().items() if measure in row}
         row["tests"] = {measure: _compare(baselines, systems, examples, result, measures) for measure, result in tested.items()}
         row |= unlearned_in(own, base)
     return row

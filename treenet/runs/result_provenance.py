@@ -105,7 +105,7 @@ class RunState:
         if not is_recorded(entry):
             return ResultStatus(command=command, recorded=False)
         if "hypotheses" in entry:  # lines of another system; a change of this run's weights does not concern them
-            return ResultStatus()
+            return ResultStatus(command=command)
         changed = [*self._other_weights(entry, asked), *self._other_data(entry, asked), *self._other_decoding(entry, asked)]
         return ResultStatus(", ".join(changed), command)
 

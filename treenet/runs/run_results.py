@@ -112,7 +112,7 @@ def read_nll(folder: AnyPath, name: str) -> ReferenceNll | None:
     path = nll_path(folder, name)
     content = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(content).hexdigest() != facts["sha256"]:
-        command = scoring_command("translation", str(folder), name)
+        command = _renewal(RunState(folder), name, read_scores(folder)[name])
         raise UserError(f"{path} is not the file that was scored; run {command}")
     rows = [line.split("\t") for line in content.decode().split("\n")[1:-1]]
     return ReferenceNll([float(value) for _, value in rows], [int(count) for count, _ in rows])
@@ -214,6 +214,13 @@ def scoring_command(task: str, folder: str, name: str) -> str:
     return " ".join([f"tree-attention {scorer} --out {shlex.quote(folder)}", *given])
 
 
+def _renewal(state: RunState, name: str, entry: object) -> str:
+    """Return the command that makes a result again: with all that its entry of scores.json asked for, if there is one."""
+    if isinstance(entry, dict) and isinstance(entry.get("asked"), dict):
+        return state.check(entry, "unsupervised-parse" if name.startswith(PARSE) else None).command
+    return scoring_command(state.task, state.name, name)
+
+
 def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System:
     """Read the result `name` of a run folder. `given` is the folder as the user wrote it, perhaps in an object store.
 
@@ -224,7 +231,7 @@ def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System
     task, scores = task_of(state.task), everything.get(name)
     is_lines = task.results == "translations"
     path = translations_path(run, name) if is_lines else predictions_path(run, name, task.results)
-    redo = f"run {scoring_command(state.task, str(given), name)}"
+    redo = f"run {_renewal(state, name, scores)}"
     if not path.is_file() or not isinstance(scores, dict):
         kind = _content_of(state.task)
         raise UserError(f"{given} has no {kind} of {name} (it has scores of: {', '.join(everything) or 'none'}); {redo}")
