@@ -15,6 +15,7 @@ import torch
 from waiting import wait_for
 
 from treenet.cli import evaluate
+from treenet.extras.learned_metrics import comet
 from treenet.extras.learned_metrics.comet import PYTHON, CometConfig, check_comet, comet_scores
 from treeproc.common.settings import UserError
 
@@ -43,6 +44,9 @@ class Model:
         if any(sample["mt"] == "wait" for sample in samples):
             open(samples[0]["src"], "w").write(str(os.getpid()))
             time.sleep(60)
+        if any(sample["mt"] == "compute" for sample in samples):
+            end = time.monotonic() + 3
+            while time.monotonic() < end: pass
         return Prediction([sum(text.count("e") for text in sample.values()) / 100 for sample in samples])
 """
 
@@ -168,6 +172,18 @@ def test_the_process_ends_with_the_one_that_asked(python, model, tmp_path):
     number = int(started.read_text())
     stat = Path(f"/proc/{number}/stat")
     wait_for(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z", seconds=60)
+
+
+def test_a_process_that_hangs_is_ended_and_one_that_computes_is_not(python, model, tmp_path, monkeypatch):
+    script = tmp_path / "quick.py"
+    source = comet._SCRIPT.read_text()
+    script.write_text(source.replace("LOOK_S, LOOKS = 60.0, 10\n", "LOOK_S, LOOKS = 0.1, 10\n"))
+    assert script.read_text() != source
+    monkeypatch.setattr(comet, "_SCRIPT", script)
+    config, started = CometConfig(model=model, python=python), str(tmp_path / "started")
+    with pytest.raises(UserError, match=r"status 1; its last words: it hangs: no CPU time .*; run the same command again$"):
+        comet_scores(config, [["wait"]], [started], ["one"])
+    assert comet_scores(config, [["compute"]], ["eins"], ["one"]).values.size == 1
 
 
 @pytest.mark.skipif(PYTHON not in os.environ, reason=f"${PYTHON} names no environment that has COMET")

@@ -4,7 +4,8 @@ It reads JSON lines from standard input: first the request, then `count` samples
 to standard output: first the version, the kind of the model and the number of cut texts, then one score for each sample. If there
 are no scores, it writes one line with the `error` instead.
 
-If standard input ends before the scores are written, the process that asked is gone, and this one ends too.
+If standard input ends before the scores are written, the process that asked is gone, and this one ends too. It also ends if it
+hangs: the other process waits without a limit, because scores of many samples take hours.
 """
 
 import functools
@@ -13,12 +14,15 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 INSTALL = f"{sys.executable} -m pip install unbabel-comet 'setuptools<81'"
+LOOK_S, LOOKS = 60.0, 10
+IDLE_S = 0.1  # of CPU time between the first and the last look; this script's own threads use a hundredth of it
 OLDEST_TORCH = (2, 6)  # from here on, torch.load reads weights alone where the caller says nothing
 
 
@@ -27,7 +31,8 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print is no part of the answer
     request = json.loads(sys.stdin.readline())
     samples = [json.loads(sys.stdin.readline()) for _ in range(request["count"])]
-    threading.Thread(target=_end_with_the_other, daemon=True).start()
+    for end in (_end_with_the_other, _end_if_it_hangs):
+        threading.Thread(target=end, daemon=True).start()
     try:
         lines = answer_request(request, samples)
     except Exception as error:  # libraries raise any kind; the other process tells it
@@ -87,6 +92,16 @@ def predict(model: Any, samples: list[dict[str, str]], batch_size: int, gpus: in
 
 def _end_with_the_other() -> None:
     os.read(0, 1)  # not by sys.stdin, which Python locks at its end
+    os._exit(1)
+
+
+def _end_if_it_hangs() -> None:
+    """End if the process used no CPU time for ten minutes. Looks are counted, because a machine may sleep."""
+    used: list[float] = []
+    while len(used) <= LOOKS or used[-1] - used[0] > IDLE_S:
+        time.sleep(LOOK_S)
+        used = [*used[-LOOKS:], time.process_time()]
+    os.write(2, f"it hangs: no CPU time used for {LOOK_S * LOOKS / 60:.0f} minutes; run the same command again\n".encode())
     os._exit(1)
 
 
