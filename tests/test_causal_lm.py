@@ -228,7 +228,9 @@ def test_pairs_of_a_study_without_a_test_split_are_tested(capfd):
     assert "tests" not in _summarize_system(plain["tree"], plain["causal"], {}, MEASURES["causal_lm"])
     for cell, of_pairs in zip(cells, right.values(), strict=True):
         cell["pairs.pair_accuracy"] = of_pairs.count("1") / 4
-    examples = {cell["cell"]: {"pairs": np.array(row.split(), dtype=int)} for cell, row in zip(cells, right.values(), strict=True)}
+    examples = {
+        cell["cell"]: {"pairs": np.array(row.split(), dtype=int)} for cell, row in zip(cells, right.values(), strict=True)
+    }
     table = Results.of(cells, "system").by("system")
     row = _summarize_system(table["tree"], table["causal"], examples, MEASURES["causal_lm"])
     assert row["tests"]["pairs.pair_accuracy"].difference == 0.375 and len(row["tests"]) == 1

@@ -55,6 +55,7 @@ from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.run_folder import read_facts
 from treenet.tasks.translation_metrics import sentence_chrf
+from treeproc.common.files import atomic_write
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.shards.lengths import read_lengths
 
@@ -510,6 +511,7 @@ def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch)
         (["--out", str(tmp_path / "out"), str(tmp_path / "nowhere")], "neither a run nor a study"),
         (["--out", str(tmp_path / "out"), str(tmp_path / "seeds")], "comparison.json is damaged: baseline: Field required"),
         (["--out", str(tmp_path / "out"), tree, tree], "is given twice"),
+        (["--out", str(tmp_path / "out"), tree, f"{tree}/"], "is given twice"),
         (["--out", str(tmp_path / "out"), tree, "lines=[99]"], "has no line 99"),
         (["--out", str(tmp_path / "out"), tree, "baseline=other"], "baseline must be one of tree, but is other"),
         (["--out", str(tmp_path / "out"), tree, "sentence=3"], "unknown key"),
@@ -551,7 +553,8 @@ def test_damaged_records_are_one_line(tmp_path, study, place, value):
 @pytest.mark.parametrize(
     ("key", "value"),
     [("points", 5), ("points", [5]), ("metric", "x"), ("cells", [5]), ("baseline", None), ("points.0.pairs", float("nan")),
-     ("points.0.bleu", None), ("points.0.fraction", "x"), ("points.1.comparison.against", "x")],
+     ("points.0.bleu", None), ("points.0.fraction", "x"), ("points.1.comparison.against", "x"), ("cells", [{}]),
+     ("points.1.comparison", {"x": 1})],
 )  # fmt: skip
 def test_a_damaged_study_is_one_line(tmp_path, key, value):
     report = report_records(list(read_records(RECORDS / "control_a" / "arcs").values())[:2])
@@ -666,6 +669,17 @@ def test_the_command_line_says_where_the_page_is(folder, tmp_path, capsys):
     main = main_of("report.py")
     main(["--out", str(tmp_path), str(folder / "plain"), "sentences=0"])
     assert str(tmp_path / "index.html") in capsys.readouterr().out
+
+
+def test_a_long_name_of_a_run_is_cut_in_names_of_figures(tmp_path):
+    def figure(run: str) -> str:
+        return View(run, 2, "", "", "", 0.0, [], [], [], [], [], [], [], np.zeros((1, 1, 1, 0))).figure
+
+    assert figure("a/b") == "line_3.a%2Fb" and figure("a" * 226) == f"line_3.{'a' * 226}"
+    names = {figure(name) for name in ("\u5b57" * 30, "\u5b57" * 29 + "\u5b50", "a" * 227)}
+    assert len(names) == 3
+    for name in (*names, figure("a" * 226)):
+        atomic_write(tmp_path / f"{name}.png", b"")
 
 
 def test_short_names_tell_runs_apart():

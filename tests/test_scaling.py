@@ -701,6 +701,9 @@ def damage(record: dict, what: str) -> None:
             record["sentences"]["bleu.length"] = record["sentences"]["bleu.length"].rpartition(" ")[0] + " -1"
         case "scores":
             record["scores"]["test"].pop("bleu")
+        case "count":
+            signature = record["scores"]["test"]["bleu_signature"]
+            record["scores"]["test"]["bleu_signature"] = signature.replace("nrefs:1|", "nrefs:12|")
         case "references":
             record["sentences"]["bleu.reference_length"] = " ".join("9" * 8)
 
@@ -727,6 +730,7 @@ def test_a_record_that_its_reader_refuses_is_not_written(recorded):
         ("form", "is damaged: scores"),
         ("numbers", r"sentences\.bleu\.length must be a line of counts"),
         ("scores", "has no bleu of test"),
+        ("count", "another number of references than nrefs:1 of grid.more_references; remove it"),
         ("references", "have scores against different references"),
     ],
 )

@@ -18,7 +18,7 @@ from operator import or_
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -63,7 +63,7 @@ from treenet.experiments.scaling_table import (
     read_test,
 )
 from treenet.experiments.settings import GridConfig, ScalingConfig, StudyMetric
-from treenet.experiments.study import StudyForm, describe_stale, note_unlearned, read_fresh_scores, unlearned_in
+from treenet.experiments.study import StudyCell, StudyForm, describe_stale, note_unlearned, read_fresh_scores, unlearned_in
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
@@ -128,8 +128,12 @@ class _Summary(TypedDict):
     half_interval: Finite | None
 
 
+class _Comparison(TypedDict):
+    against: str
+
+
 class _Point(TypedDict):
-    """The fields of a point that every scaling.json has."""
+    """The fields of a point that every scaling.json has, and its comparison if there is one."""
 
     fraction: Finite
     model: str
@@ -137,6 +141,7 @@ class _Point(TypedDict):
     seeds: list[int]
     bleu: _Summary
     chrf: _Summary
+    comparison: NotRequired[_Comparison]
 
 
 class ScalingReport(TypedDict):
@@ -145,7 +150,7 @@ class ScalingReport(TypedDict):
     split: str
     metric: StudyMetric
     baseline: str
-    cells: list[dict]
+    cells: list[StudyCell]
     points: list[_Point]
     slopes: list[dict]
     pooled: list[dict]
@@ -263,7 +268,7 @@ def _read_cell(record: Record, grid: GridConfig) -> dict:
     if missing := [*(_needed(metric) - scores.keys()), *({"examples", "parameters"} - facts.keys())]:
         raise UserError(f"{where} has no {', '.join(sorted(missing))} of {split}; give the split of the records as grid.split")
     count = f"nrefs:{1 + len(grid.more_references)}"
-    if not scores[f"{metric}_signature"].startswith((count, "nrefs:var")):
+    if not scores[f"{metric}_signature"].startswith((f"{count}|", "nrefs:var")):
         raise UserError(f"{where} has scores of another number of references than {count} of grid.more_references; remove it")
     shown = sorted({*_needed(metric), *COMPARED} & scores.keys())
     kept = {name: scores[name] for name in shown} | recorded_origin(scores)

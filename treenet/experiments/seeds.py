@@ -267,7 +267,9 @@ class SeedsConfig(StudyConfig):
         if "test" not in index["totals"]:
             if self.grid.peak_on_test:
                 raise UserError(f"grid.peak_on_test: {first} has no split test; leave peak_on_test out")
-            found = "valid and minimal pairs, and tests the pairs alone" if pairs_of(self) else "valid alone, and tests no difference"
+            found = (
+                "valid and minimal pairs, and tests the pairs alone" if pairs_of(self) else "valid alone, and tests no difference"
+            )
             warn(f"note: {first} has no split test, so the study has scores on {found}")
         for data, other in others:
             if other.get("num_classes") != index.get("num_classes"):

@@ -29,6 +29,7 @@ from treenet.experiments.results import Results
 from treenet.experiments.seeds import MEASURES, SCORED, Measures, Numbers, SeedGridConfig, seed_work
 from treenet.experiments.study import (
     UNLEARNED,
+    StudyCell,
     StudyForm,
     note_unlearned,
     notes_about_cells,
@@ -105,7 +106,7 @@ class SeedsReport(TypedDict):
 
     task: Annotated[str, Predicate(MEASURES.__contains__)]
     baseline: str
-    cells: list[dict]
+    cells: list[StudyCell]
     systems: list[_Row]
 
 

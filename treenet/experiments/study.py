@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
+
 from treenet.evaluation.evaluate import References
 from treenet.experiments.comparable import describe_unlike
 from treenet.experiments.grid import CellWork, run_cells_here, run_cells_in_processes
@@ -106,6 +108,12 @@ def notes_about_cells(report: Mapping) -> list[str]:
     cells = report.get("cells", ())
     count = sum(cell.get("weights_sha256") is None for cell in cells)
     return [*([f"{count} of {len(cells)} cells {NOT_RECORDED}"] if count else []), *describe_unlike(report)]
+
+
+class StudyCell(TypedDict):
+    """The field of a cell that the file of every study has."""
+
+    cell: str
 
 
 Read = Callable[[AnyPath], tuple[dict[str, dict], dict[str, str]]]  # see `Recording`

@@ -126,8 +126,9 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
 
     A study may also be a folder of records, which `baseline` and `main` then order.
     """
-    if len(set(given)) < len(given):
-        raise UserError(f"runs: {next(one for one in given if given.count(one) > 1)} is given twice")
+    places = [as_path(one).resolve() for one in given]  # RUN, RUN/ and ./RUN are one
+    if twice := next((one for one, place in zip(given, places, strict=True) if places.count(place) > 1), None):
+        raise UserError(f"runs: {twice} is given twice")
     found, known = ReportInputs([], []), set[str]()
     for name, text in zip(short_names(given), given, strict=True):
         mirror = mirror_of(as_path(text), only=(AVERAGED,))
@@ -177,8 +178,7 @@ def _in_order(name: str, given: str, form: StudyForm, report: dict, stale: tuple
 
 def _stale_cells(out: AnyPath, report: dict) -> Iterator[str]:
     """Yield the names of cells that have other weights now than those that the numbers of a study were made with."""
-    cells = report.get("cells")
-    for cell in cells if isinstance(cells, list) else ():
+    for cell in report["cells"]:
         then, now = cell.get("weights_sha256"), recorded_sha256(inside(out / "cells", cell["cell"]) / AVERAGED)
         if None not in (then, now) and then != now:
             yield cell["cell"]

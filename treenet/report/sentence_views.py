@@ -5,6 +5,7 @@ down from a bar between two levels, so that none crosses a box. Units are CSS pi
 of DejaVu Sans, which is wider than most fonts of a browser.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -34,6 +35,8 @@ from treeproc.shards.lengths import read_lengths
 _FEWEST, _MOST = 5, 30
 WORD_START = "\u2581"  # the mark of sentencepiece for a blank
 END = "end"
+# Of the name of a figure: a file name has 255 bytes, and a temporary one 18 more than its own, and a suffix.
+_LONGEST_NAME = 233
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,11 @@ class View:
 
     @property
     def figure(self) -> str:
-        """Return the name of the files of its picture; a run may have any name."""
-        return f"line_{self.line}.{quote(self.run, safe='')}"
+        """Return the name of the files of its picture; a run may have any name. A long one is cut, and a hash tells it apart."""
+        name = f"line_{self.line}.{quote(self.run, safe='')}"
+        if len(name) <= _LONGEST_NAME:
+            return name
+        return f"{name[: _LONGEST_NAME - 13]}-{hashlib.sha256(self.run.encode()).hexdigest()[:12]}"
 
 
 def choose_examples(runs: Sequence[ReportRun], baseline: ReportRun, split: str, count: int, given: Sequence[int]) -> list[int]:
