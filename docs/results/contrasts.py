@@ -6,14 +6,25 @@ from statistics import fmean, stdev
 
 import numpy as np
 import parts
-from figures import DAMAGE, Figures, Row, correlation, difference, half_interval, of_control, records, sentence_nll, unpaired
+from figures import (
+    DAMAGE,
+    WORTH,
+    Figures,
+    Row,
+    correlation,
+    difference,
+    half_interval,
+    of_control,
+    records,
+    sentence_nll,
+    unpaired,
+)
 from page_template import Sentences
 
 from treenet.evaluation.significance import compare_with_baseline, t_quantile
 from treenet.experiments.records import Record
 
 PLANNED_SEEDS = 6  # of block A
-WORTH = 1.1  # BLEU, of the paper
 _BLOCK_A = ("relative", "relative_tree", "relative_shuffled")
 
 

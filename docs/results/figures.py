@@ -26,6 +26,7 @@ from treenet.experiments.seeds_report import headline_test
 from treenet.experiments.settings import ControlSettings
 from treenet.training.optimizer import learning_rate
 
+WORTH = 1.1  # BLEU, of the paper
 RESULTS = Path(__file__).resolve().parent
 REPOSITORY = RESULTS.parent.parent
 RUNS = RESULTS / "runs"
@@ -176,13 +177,13 @@ def against(row: Row, baseline: str) -> Row:
     return Row(row.study, row.system, baseline=baseline, main=row.system, only=(row.system, baseline))
 
 
-def power(row: Row, effect: float = 1.1) -> Figures:
-    """The probability that a t test over the seeds finds a true difference, with the deviation that the seeds have."""
+def power(row: Row) -> Figures:
+    """The probability that a t test over the seeds finds a true difference of `WORTH`, with the deviation that the seeds have."""
     from scipy.stats import nct
 
     test = row.test()
     assert test.seeds_error is not None
-    return [float(nct.sf(t_quantile(test.seeds - 1, LEVEL), test.seeds - 1, effect / test.seeds_error))]
+    return [float(nct.sf(t_quantile(test.seeds - 1, LEVEL), test.seeds - 1, WORTH / test.seeds_error))]
 
 
 @cache

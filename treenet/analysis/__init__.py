@@ -1,1 +1,1 @@
-"""Analyses of trained models: attention statistics, and translations with wrong trees."""
+"""Analyses of trained models: statistics of attention, of decoder and encoder, and word alignments."""

@@ -1,1 +1,1 @@
-"""Trained translation models in the formats of other programs: ONNX, CTranslate2."""
+"""Trained models in the formats of other programs: ONNX and CTranslate2 for translation, GPT-2 for language models."""
