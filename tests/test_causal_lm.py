@@ -234,6 +234,12 @@ def test_pairs_of_a_study_without_a_test_split_are_tested(capfd):
     table = Results.of(cells, "system").by("system")
     row = _summarize_system(table["tree"], table["causal"], examples, MEASURES["causal_lm"])
     assert row["tests"]["pairs.pair_accuracy"].difference == 0.375 and len(row["tests"]) == 1
+    for cell, tested in ((cells[0], True), (cells[3], False)):  # a cell of an earlier grid, without pairs
+        examples[cell["cell"]].pop("pairs"), cell.pop("pairs.pair_accuracy")
+        table = Results.of(cells, "system").by("system")
+        row = _summarize_system(table["tree"], table["causal"], examples, MEASURES["causal_lm"])
+        assert ("pairs.pair_accuracy" in row, "tests" in row) == (tested, tested)  # no mean over a part of the seeds
+        assert not tested or row["tests"]["pairs.pair_accuracy"].seeds == 1
     pairs = {"files": ["pairs.mrg"]}
     for given, said in (({}, "valid alone, and tests no difference"), ({"pairs": pairs}, "minimal pairs, and tests the pairs")):
         config = SeedsConfig(task="causal_lm", data=Path("data"), grid={**given, "systems": {"causal": {}}, "baseline": "causal"})
@@ -289,6 +295,8 @@ def test_models_are_compared_over_seeds(data, tmp_path):
     scores = {row["system"]: row["score"] for row in answer["rows"]}
     assert "the lowest nll" in answer["sentence"] and f"{min(scores.values()):.3f}" in answer["sentence"]
     assert list(scores) == sorted(scores, key=lambda name: (name != "causal", scores[name]))
+    right = report["systems"][0]["pairs.pair_accuracy"]
+    assert f"{100 * right['mean']:.2f} ± {100 * right['deviation']:.2f}" in message  # in the unit of its test below
     lines = other_tests(report)
     assert len(lines) == len(report["systems"]) - 1 and all(html.escape(line) in page for line in lines)
     for row in report["systems"]:
@@ -298,3 +306,47 @@ def test_models_are_compared_over_seeds(data, tmp_path):
     ]
     status, _, error = run("compare_seeds.py", *arguments, "grid.peak_on_test=true")
     assert status == 2 and "grid.peak_on_test: must be false for language models" in error
+
+
+@slow
+def test_cells_are_compared_on_the_same_minimal_pairs(data, tmp_path):
+    """A study that gets pairs later, corrects their file, and continues from records."""
+    config = make_config(data).model_dump(mode="json", exclude_unset=True)
+    systems, file = {"causal": {}, "tree_reg": {"model": {"tree_reg": {"weight": 0.5}}}}, tmp_path / "pairs.mrg"
+    config["model"]["name"], pairs = "causal_transformer", f"grid.pairs.files=[{file}]"
+    config |= {"max_steps": 2, "grid": {"systems": systems, "baseline": "causal"}}
+    (tmp_path / "study.yaml").write_text(json.dumps(config))
+    study, records = tmp_path / "study", tmp_path / "records"
+    arguments = ("compare_seeds.py", "--config", tmp_path / "study.yaml", "--out", study, "--records", records, "workers=0")
+
+    def write(*words: str) -> None:
+        file.write_text("".join(f"(S (X ba) (X {word}))\n" for word in words))
+
+    write(*WORDS[:8])
+    assert run(*arguments, "grid.seeds=[1]")[0] == 0
+    shutil.rmtree(study)
+    status, said, error = run(*arguments, "grid.seeds=[1,2]", pairs)
+    assert status == 0 and not any("pairs.pair_accuracy" in row for row in read_json(study / "comparison.json")["systems"]), error
+    assert "no mean of pairs, because some cells have no such score: causal-seed1, tree_reg-seed1; remove" in said
+    assert "tree_reg - causal, right in minimal pairs" not in said
+    shutil.rmtree(study)
+    for seed in (1, 2):
+        (records / f"causal-seed{seed}.json").unlink()
+        (records / f"tree_reg-seed{seed}.json").unlink()
+    assert run(*arguments, "grid.seeds=[1]", pairs)[0] == 0
+    write(*WORDS[8:16])  # the same number of pairs
+    status, said, error = run(*arguments, "grid.seeds=[1,2]", pairs)
+    assert status == 0 and error.count("scores are not those of this study (none of these minimal pairs)") == 2, error
+    entries = [read_json(study / "cells" / f"causal-seed{seed}" / "scores.json")["pairs"] for seed in (1, 2)]
+    assert entries[0]["pairs_fingerprint"] == entries[1]["pairs_fingerprint"] and "no mean" not in said
+    assert "not those of this study" not in run(*arguments, "grid.seeds=[1,2]", pairs)[2]
+    file.rename(tmp_path / "elsewhere.mrg")  # a table of cells that are done needs no pairs
+    assert run(*arguments, "grid.seeds=[1,2]", pairs)[1].endswith(said[-200:])
+    shutil.rmtree(study)
+    write(*WORDS[:8])
+    status, _, error = run(*arguments, "grid.seeds=[1,2,3]", pairs)
+    assert status == 2 and "causal-seed1 and causal-seed3 were scored on other minimal pairs; remove the record" in error
+    for name in ("causal", "tree_reg"):
+        for seed in (1, 2):
+            (records / f"{name}-seed{seed}.json").unlink()
+    assert run(*arguments, "grid.seeds=[1,2,3]", pairs)[0] == 0

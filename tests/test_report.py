@@ -466,7 +466,7 @@ def test_a_comparison_over_seeds_brings_its_table_and_picture(task, folder, tmp_
         first, shown = (cells for cells in page.rows if cells and cells[0].removesuffix(" (baseline)") == row["system"])
         assert first[1] == measures.show(row[f"test.{measures.headline}"]["mean"])
         assert shown[1] == str(len(row["seeds"])) and f"{row['parameters']:,}" == shown[-2]
-        assert measures.show_mean(row[f"test.{measures.headline}"]) in shown
+        assert measures.show_mean(row[f"test.{measures.headline}"], measures.headline) in shown
         if tests := row.get("tests"):
             test = SeedTest(**tests[f"test.{measures.headline}"])
             difference, *interval = (measures.show(x, "+").replace("-", "−") for x in (test.difference, *(test.interval or ())))

@@ -53,9 +53,10 @@ class Measures(Score):
     results: tuple[str, ...] = TESTED
     others: Mapping[str, str] = field(default_factory=dict)  # further results that may be tested, each with its score
 
-    def show_mean(self, summary: Mapping) -> str:
-        """Format mean and deviation over seeds."""
-        return f"{self.show(summary['mean'])} ± {'-' if summary['deviation'] is None else self.show(summary['deviation'])}"
+    def show_mean(self, summary: Mapping, name: str) -> str:
+        """Format mean and deviation over seeds of the score `name`."""
+        score = SCORES["pair_accuracy" if name == "paradigm_accuracy" else name]  # the mean of its groups
+        return f"{score.show(summary['mean'])} ± {'-' if summary['deviation'] is None else score.show(summary['deviation'])}"
 
     def show_seen(self, test: SeedTest) -> str:
         """Format the smallest difference that the design finds; a dash if it is not known."""
@@ -285,8 +286,9 @@ def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":
     from treenet.jobs.train_run import run_training
 
     peak, pairs = config.grid.peak_on_test, pairs_of(config)
-    score = partial(score_cell, config.task, peak, config.use_gpu, pairs)
-    return CellWork(run_training, score, partial(describe_stale_cell, peak, pairs))
+    fingerprint = _fingerprint_pairs(pairs) if pairs else None
+    score = partial(score_cell, config.task, peak, config.use_gpu, pairs, fingerprint)
+    return CellWork(run_training, score, partial(describe_stale_cell, peak, pairs, fingerprint))
 
 
 def pairs_of(config: SeedsConfig) -> ScoreLMSettings | None:
@@ -295,20 +297,33 @@ def pairs_of(config: SeedsConfig) -> ScoreLMSettings | None:
     return ScoreLMSettings(**given, use_gpu=config.use_gpu) if config.grid.blimp or config.grid.pairs.files else None
 
 
-def describe_stale_cell(peak_on_test: bool, pairs: ScoreLMSettings | None, folder: AnyPath) -> str:
-    """Describe why scores of a cell do not fit its model or the study; empty if they fit."""
+def _fingerprint_pairs(pairs: ScoreLMSettings) -> str | None:
+    """Return the fingerprint of the pairs that the files have now; None without the files, which cells with scores do not need."""
+    from treenet.evaluation.minimal_pairs import open_pairs, pair_facts
+
+    if not all(path.exists() for path in ([pairs.blimp] if pairs.blimp else pairs.pairs.files)):
+        return None
+    found = open_pairs(pairs)
+    return pair_facts(found)["pairs_fingerprint"] if found else None
+
+
+def describe_stale_cell(peak_on_test: bool, pairs: ScoreLMSettings | None, fingerprint: str | None, folder: AnyPath) -> str:
+    """Describe why scores of a cell do not fit its model or the study; empty if they fit. `fingerprint` is of the pairs."""
     from treenet.evaluation.classify import PEAK
     from treenet.experiments.study import describe_stale
     from treenet.runs.result_provenance import asked_for
 
     if peak_on_test and f"test.{PEAK}" not in read_scores(folder):
         return f"none of test.{PEAK}"
-    if pairs and read_scores(folder).get(PAIRS, {}).get("asked") != asked_for(pairs):
+    of_pairs = read_scores(folder).get(PAIRS, {})
+    if pairs and (of_pairs.get("asked") != asked_for(pairs) or fingerprint not in (None, of_pairs.get("pairs_fingerprint"))):
         return "none of these minimal pairs"
     return describe_stale(SCORED, folder)
 
 
-def score_cell(task: str, peak_on_test: bool, use_gpu: bool, pairs: ScoreLMSettings | None, folder: AnyPath) -> dict:
+def score_cell(
+    task: str, peak_on_test: bool, use_gpu: bool, pairs: ScoreLMSettings | None, fingerprint: str | None, folder: AnyPath
+) -> dict:
     """Score a trained cell. Returns its headline scores for the log, in the unit of the table."""
     from treenet.evaluation.classify import score_peak
     from treenet.loggers.feed import log_scores
@@ -317,7 +332,7 @@ def score_cell(task: str, peak_on_test: bool, use_gpu: bool, pairs: ScoreLMSetti
     needed = ("checkpoints/*",) if measures.results == TESTED else ()
     with open_results(folder, AVERAGED, *needed) as run:
         scores = measures.score(run, use_gpu)
-        if pairs and describe_stale_cell(False, pairs, run):
+        if pairs and describe_stale_cell(False, pairs, fingerprint, run):
             from treenet.evaluation.language_models import score_lm_run
 
             scores |= dict([score_lm_run(run, pairs, PAIRS)])

@@ -67,6 +67,7 @@ def build_report(task: str, grid: SeedGridConfig, records: Sequence[Record]) -> 
     """Build the content of comparison.json from the records."""
     check_one_study(records, "system")
     measures = MEASURES[task]
+    _refuse_other_pairs(records, measures)
     cells = [_read_cell(record, measures) for record in records]
     examples = {
         record["cell"]: {name: read_numbers(record, name, most=10**9) for name in record["sentences"]} for record in records
@@ -90,6 +91,21 @@ def build_report(task: str, grid: SeedGridConfig, records: Sequence[Record]) -> 
         "unlike": find_unlike(records, pairs),
         "confounded": find_confounded(records, pairs, "system"),
     }
+
+
+def _refuse_other_pairs(records: Sequence[Record], measures: Measures) -> None:
+    """Raise UserError if two cells were scored on other minimal pairs, which their results name."""
+    for result in measures.others:
+        found: dict[str, str] = {}
+        for record in records:
+            if (of := record["scores"].get(result, {}).get("pairs_fingerprint")) is not None:
+                found.setdefault(of, record["cell"])
+        if len(found) > 1:
+            one, other = list(found.values())[:2]
+            raise UserError(
+                f"{one} and {other} were scored on other minimal pairs; remove the record of each one whose run is gone, and run "
+                "compare-seeds with both in its grid, without --dry-run"
+            )
 
 
 class _Row(TypedDict):
@@ -130,16 +146,22 @@ def _summarize_system(own: Results, base: Results, examples: Mapping[str, Number
     """Build the row of a system, with tests that are not corrected yet."""
     row: dict = {"system": own[0].system, "seeds": list(own.by_seed("cell"))}
     for entry, name in measures.columns:
-        if values := [*own.by_seed(name, entry).values()]:
+        if len(values := [*own.by_seed(name, entry).values()]) == len(row["seeds"]):  # a mean of some would seem that of all
             row[f"{entry}.{name}"] = summarize(values) | {"deviation": stdev(values) if len(values) > 1 else None}
     row["parameters"] = own.where(metric="parameters")[0].value
     row["seconds"] = fmean(own.by_seed("seconds").values())
     pairs = base.paired(own, "cell")
-    tested = {measure: result for measure, result in measures.tested().items() if measure in row}
-    if own != base and pairs and tested:
-        baselines, systems = zip(*pairs, strict=True)
-        row["tests"] = {measure: _compare(baselines, systems, examples, result, measures) for measure, result in tested.items()}
-        row |= unlearned_in(own, base)
+    tests = {}
+    for measure, result in measures.tested().items():
+        if own == base or measure not in row:
+            continue
+        # Cells of an earlier grid may lack minimal pairs.
+        of_both = [cells for cells in pairs if result not in measures.others or all(result in examples[one] for one in cells)]
+        if of_both:
+            baselines, systems = zip(*of_both, strict=True)
+            tests[measure] = _compare(baselines, systems, examples, result, measures)
+    if tests:
+        row |= {"tests": tests, **unlearned_in(own, base)}
     return row
 
 
@@ -172,13 +194,28 @@ def _test_of(row: dict, score: str) -> SeedTest | None:
     return test.without_inference() if test and UNLEARNED in row else test
 
 
+def _say_partial(report: dict) -> list[str]:
+    """Return a line for the scores that some cells of a system have and others lack, with these cells."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for (entry, name), title in MEASURES[report["task"]].columns.items():
+        scored = [cell.get("system") for cell in report["cells"] if f"{entry}.{name}" in cell]
+        lack = [one["cell"] for one in report["cells"] if one.get("system") in scored and f"{entry}.{name}" not in one]
+        if lack:
+            found.setdefault(tuple(lack), []).append(title)
+    return [
+        f"no mean of {', '.join(titles)}, because some cells have no such score: {', '.join(cells)}; remove the record of each one "
+        "whose run is gone, and run compare-seeds with it in the grid"
+        for cells, titles in found.items()
+    ]
+
+
 def explain(report: dict) -> list[str]:
     """Return the lines below the table: its columns, its tests, and what makes a comparison doubtful."""
     columns = shown_columns(report)
     about = {
         "test.last.": "last: the last checkpoint, on test",
         "test.pearson": "r, rho: Pearson, Spearman",
-        "pairs.pair_accuracy": "pairs: share of right minimal pairs",
+        "pairs.pair_accuracy": "pairs: right minimal pairs in %",
         "pairs.paradigm_accuracy": "paradigms: the mean of its paradigms",
         ".binary_accuracy": "two: read as two classes",
         "perplexity": "ppl: perplexity of pieces; low is good, as for the nll",
@@ -193,7 +230,7 @@ def explain(report: dict) -> list[str]:
             "peak on test!: the best kept checkpoint, chosen on test itself; this is not a result, but shows the effect of such "
             "a choice"
         )
-    return [*lines, f"seen, p, p, Holm and stars: {EXPLAINED}", *notes_about_cells(report)]
+    return [*lines, f"seen, p, p, Holm and stars: {EXPLAINED}", *_say_partial(report), *notes_about_cells(report)]
 
 
 def system_columns(report: dict) -> list[Column]:
@@ -203,7 +240,10 @@ def system_columns(report: dict) -> list[Column]:
     return [
         Column("system", [row["system"] for row in rows]),
         numbers("seeds", [len(row["seeds"]) for row in rows]),
-        *(shown(title, [row.get(key) for row in rows], measures.show_mean) for key, title in shown_columns(report).items()),
+        *(
+            shown(title, [row.get(key) for row in rows], partial(measures.show_mean, name=key.rpartition(".")[2]))
+            for key, title in shown_columns(report).items()
+        ),
         shown(f"− {report['baseline']}", tests, lambda test: typeset(measures.show(test.difference, "+"))),
         shown("95 %", tests, lambda test: typeset(measures.show_interval(test.interval))),
         shown("seen", tests, lambda test: typeset(measures.show_seen(test))),
