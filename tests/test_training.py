@@ -2,6 +2,8 @@
 
 import errno
 import io
+import mmap
+import os
 import runpy
 import signal
 import sys
@@ -28,6 +30,7 @@ from treenet.runs.loading import load_trained
 from treenet.runs.metrics_log import MetricLog, read_metrics
 from treenet.tasks import losses as task_losses
 from treenet.tasks.base import build_task
+from treenet.training.ranks import peak_memory
 from treenet.training.trainer import train
 from treeproc.common.files import locked
 from treeproc.common.messages import Progress
@@ -120,6 +123,16 @@ def test_killed_and_resumed_equals_uninterrupted(data, uninterrupted, tmp_path):
     assert train(make_task(data), tmp_path / "run").finished
     assert losses(tmp_path / "run") == losses(uninterrupted)
     assert same(final_weights(tmp_path / "run"), final_weights(uninterrupted))
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the system forbids to begin a new peak")
+def test_the_memory_of_a_run_is_not_that_of_an_earlier_one(data, tmp_path):
+    with mmap.mmap(-1, 400 * 2**20) as held:
+        for place in range(0, len(held), mmap.PAGESIZE):
+            held[place] = 1
+        before = peak_memory(torch.device("cpu")) / 2**30
+    train(make_task(data), tmp_path)
+    assert max(line["memory_gib"] for line in read_metrics(tmp_path) if line["event"] == "train") < before - 0.1
 
 
 def test_metrics_of_steps_that_run_again_are_dropped(tmp_path):

@@ -2,9 +2,11 @@
 
 import math
 import os
+import resource
 import sys
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from treenet.layers.core import DropoutKeys
 from treenet.models.pretrained import PretrainedLeaves
 from treenet.training import ranks as ranks_of_run
 from treenet.training.batch_stream import MOST_WORKERS, OpenTraining, count_workers
-from treenet.training.ranks import Ranks, TrainingFailed, flight_recorder, peak_memory
+from treenet.training.ranks import Ranks, TrainingFailed, begin_peak, flight_recorder, peak_memory
 from treenet.training.state import PendingResult, Stopwatch, TrainState, is_finished, is_unsound
 
 CPU = torch.device("cpu")
@@ -164,9 +166,13 @@ def test_two_ranks_ask_each_other(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_of_a_process_is_its_peak():
+def test_memory_of_a_process_is_its_peak(monkeypatch):
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
     assert peak_memory(CPU) == pytest.approx(int(line.split()[1]) * 1024, rel=0.02)
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=FileNotFoundError))  # a system without these files
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=PermissionError))
+    begin_peak(CPU)
+    assert peak_memory(CPU) == resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def test_the_flight_recorder_writes_one_file_a_rank(tmp_path):

@@ -298,7 +298,7 @@ def pairs_of(config: SeedsConfig) -> ScoreLMSettings | None:
 
 
 def _fingerprint_pairs(pairs: ScoreLMSettings) -> str | None:
-    """Return the fingerprint of the pairs that the files have now; None without the files, which cells with scores do not need."""
+    """Return the fingerprint of the pairs that the files have now; None without the files, which a table needs no more."""
     from treenet.evaluation.minimal_pairs import open_pairs, pair_facts
 
     if not all(path.exists() for path in ([pairs.blimp] if pairs.blimp else pairs.pairs.files)):

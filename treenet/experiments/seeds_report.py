@@ -203,8 +203,8 @@ def _say_partial(report: dict) -> list[str]:
         if lack:
             found.setdefault(tuple(lack), []).append(title)
     return [
-        f"no mean of {', '.join(titles)}, because some cells have no such score: {', '.join(cells)}; remove the record of each one "
-        "whose run is gone, and run compare-seeds with it in the grid"
+        f"no mean of {', '.join(titles)}, because some cells have no such score: {', '.join(cells)}; remove the record of each "
+        "one whose run is gone, and run compare-seeds with it in the grid"
         for cells, titles in found.items()
     ]
 

@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -94,10 +94,24 @@ _EXPANDABLE = "expandable_segments:True"
 _KERNEL_CACHE, _MOST_KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"
 
 
+def begin_peak(device: torch.device) -> None:
+    """Let `peak_memory` begin anew, because a process may train several runs. Where Linux forbids it, the old peak stays."""
+    if device.type == "cuda":
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of tensors on a GPU, else of the whole process."""
+    """Return the peak memory in bytes since `begin_peak`: of tensors on a GPU, else of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # Linux counts KiB
 
 

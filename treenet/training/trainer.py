@@ -38,7 +38,7 @@ from treenet.training.batch_stream import BatchStream, TrainingData
 from treenet.training.decoded_validation import DecodedValidation
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.optimizer import frozen_names
-from treenet.training.ranks import Ranks, bound_kernel_cache, deterministic_mode, expand_segments, peak_memory
+from treenet.training.ranks import Ranks, begin_peak, bound_kernel_cache, deterministic_mode, expand_segments, peak_memory
 from treenet.training.state import StepResult, Stopwatch, TrainState, is_finished
 from treenet.training.step import TrainStep, Updates
 from treeproc.common.messages import Progress, phase
@@ -88,6 +88,7 @@ def train(
     device = torch.device(device)
     if device.type == "cuda":
         use_gpu(device)
+    begin_peak(device)
     with deterministic_mode(task.config.deterministic):
         with phase("building the plan and the model"):
             trainer = Trainer(task, Ranks(rank, world_size, device))
