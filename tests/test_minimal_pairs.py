@@ -318,6 +318,7 @@ def test_a_run_is_scored_and_compared_with_another(run, data, tmp_path):
     done = run_here("evaluate.py", "--compare", run / "language_model.pairs-toy.tsv", result, "--out", tmp_path / "compared")
     assert done.returncode == 0 and "McNemar's exact test" in done.stdout, done.stderr
     found = read_json(tmp_path / "compared" / "comparison.json")
+    assert read_scores(other)["pairs-toy.step_00000002"]["steps"] == [2]
     assert found["num_examples"] == 13 and found["groups"]["kind"]["tie"]["better"] == 0
     assert found["metrics"]["pair_accuracy"]["baseline"] == pytest.approx(entry["pair_accuracy"])
     score(other, *arguments)

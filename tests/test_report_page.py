@@ -16,6 +16,7 @@ from treenet.experiments.records import read_records
 from treenet.report.answer import Answer, SystemResult
 from treenet.report.class_sections import ClassExample
 from treenet.report.compare import ScoreRow, ScoreTable
+from treenet.report.inside_sections import probes_section
 from treenet.report.lines import Frequencies, Lines
 from treenet.report.page import render_page
 from treenet.report.report_inputs import FINGERPRINTS, Missing, ReportRun, ReportStudy
@@ -151,3 +152,18 @@ def test_results_of_one_name_on_other_data_are_marked():
     (names,) = (column.cells for column in result_columns(rows) if column.title == "result")
     marked = [name for name in names if "of other data than that of a" in name]
     assert len(names) == 8 and marked == [names[1], names[5]]
+
+
+def test_the_table_of_probes_has_each_task_at_its_own_highest_layer():
+    report = make_report(Planted())
+    results = [
+        {"states": "trained", "layer": layer, "of": "mean", "test": layer / 10, "half_interval": None} for layer in range(1, 4)
+    ]
+    tasks = {"pos_tag": results, "depth": results[:1]}
+    for layer, text in ((1, "3 (depth: 1)"), (3, "3")):
+        tasks["depth"] = results[:layer]
+        probes = {"data": {}, "settings": {}, "tasks": {name: {"majority": 0.5, "results": of} for name, of in tasks.items()}}
+        section = probes_section(replace(report, runs=[replace(report.runs[0], name="run", probes=probes)]))
+        columns = {column.title: column.cells for column in section["columns"]}
+        assert section["tops"] == {"run": text}
+        assert (columns["task"], columns["trained"]) == (["pos tag", "depth"], ["30.00", f"{layer}0.00"])

@@ -17,6 +17,7 @@ from treenet.jobs.train_run import run_training
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
 from treenet.runs import result_entries
+from treenet.runs.checkpoint import read_meta
 from treenet.runs.result_entries import add_entry, read_scores
 from treenet.runs.result_provenance import ResultStatus, RunState
 from treeproc.common.files import file_sha256
@@ -89,7 +90,9 @@ def test_every_result_names_its_weights_data_decoding_and_software(runs):
     averaged = file_sha256(run / "averaged" / "model.safetensors")
     assert scores["test"]["weights_sha256"] == scores["test.random_trees_1"]["weights_sha256"] == averaged
     assert scores["test.step_00000001"]["weights_sha256"] == file_sha256(run / "checkpoints/step_00000001/model.safetensors")
-    assert scores["test.untrained"]["weights_sha256"] is None
+    assert scores["test.untrained"]["weights_sha256"] is None and "steps" not in scores["test.untrained"]
+    assert scores["test.step_00000001"]["steps"] == [1]  # where loggers put them
+    assert scores["test"]["steps"] == read_meta(run / "averaged")["averaged_steps"]
     assert scores["test.untrained"]["weights"] == "untrained, drawn with seed 1"
     for entry in scores.values():
         assert entry["data"]["fingerprint"] and entry["software"] == software() and entry["decoding"]["beam_size"]

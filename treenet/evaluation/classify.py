@@ -14,14 +14,13 @@ from treenet.data.plan import plan_in_order
 from treenet.evaluation.settings import ClassifySettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import ClassLogits
-from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
+from treenet.runs.checkpoint import AVERAGED, checkpoint_folders, checkpoint_step
 from treenet.runs.loading import OF_CLASSES, check_classes, data_of, load_model, scored_splits
 from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
 from treenet.runs.result_provenance import LAST, asked_for, is_recorded, origin
 from treenet.runs.run_folder import checkpoint_names, read_facts
 from treenet.runs.run_results import stale_scores, write_predictions
 from treenet.tasks.base import PredictionTask, build_task
-from treeproc.common.files import read_json
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -81,14 +80,11 @@ def classify_split(folder: Path, settings: ClassifySettings) -> tuple[str, list[
     lines, found = task.score_predictions(predict(model, source))
     is_path = settings.checkpoint != LAST and not checkpoint_names(settings.checkpoint)
     name = name_result(settings.split, run.checkpoint if is_path else settings.checkpoint, data, own_data=run.own_data)
-    meta = read_json(run.weights / META)
     scores = {
         **found,
         **({"classes": class_names(index)} if "confusion" in found else {}),
         "num_examples": len(source),
         "split": settings.split,
-        "checkpoint": run.checkpoint,
-        "steps": meta.get("averaged_steps", [meta["step"]]),
         **origin(run, settings),
         # The same for training, which sets all of them, and for a user, who may leave out what is so anyway.
         "asked": {"split": settings.split, "checkpoint": settings.checkpoint} | ({} if run.own_data else asked_for(settings)),

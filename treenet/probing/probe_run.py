@@ -117,7 +117,7 @@ def train_probe(
 
 TRAINED, PIECES, CONTROL = "trained", "embeddings", "control"
 # Keys of an entry that may differ between earlier and new probes.
-_MAY_DIFFER = {"tasks", "asked", "own_data", "software", "continued_with"}
+_MAY_DIFFER = {"tasks", "asked", "own_data", "software", "continued_with", "steps"}
 STATES = (PIECES, UNTRAINED, TRAINED, CONTROL)
 
 

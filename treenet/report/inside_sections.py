@@ -117,15 +117,18 @@ def _probed(report: Report) -> dict[str, ReportRun]:
 
 
 def probes_section(report: Report) -> dict:
-    """Return accuracies at the last layer that was probed, and the names of the figures of all layers."""
+    """Return accuracies at the last layer where each task was probed, and the names of the figures of all layers."""
     runs = _probed(report)
     named = {", ".join(filter(None, [run.name, run.probes_status.mark])): run for run in runs.values()}
     alone = len(runs) == 1 and not any(run.probes_status.mark for run in runs.values())
     columns, tops = {}, {}
     for name, run in named.items():
         rows = list(table_rows(run.probes))
-        tops[name] = max((layer for _, layer, *_ in rows if layer), default=0)  # the other layers are in the figure
-        last = {(task, of): values for task, layer, of, values in rows if layer == tops[name]}
+        top: dict[str, int] = {}  # the other layers are in the figure
+        for task, layer, *_ in rows:
+            top |= {task: max(layer, top.get(task, 0))} if layer else {}
+        tops[name] = _describe_tops(top)
+        last = {(task, of): values for task, layer, of, values in rows if layer and layer == top[task]}
         for title in COLUMNS:
             columns[title if alone else f"{name}: {title}"] = {key: values.get(title) for key, values in last.items()}
     tasks = list(dict.fromkeys(key for column in columns.values() for key in column))
@@ -139,6 +142,13 @@ def probes_section(report: Report) -> dict:
         "made": {name: describe_origin(run.probes) for name, run in named.items()},
         "comparable": all(_basis(run.probes) == _basis(next(iter(runs.values())).probes) for run in runs.values()),
     }
+
+
+def _describe_tops(top: Mapping[str, int]) -> str:
+    """Return the highest layer, and the tasks that were probed at lower ones alone."""
+    highest = max(top.values(), default=0)
+    lower = [f"{task_name(task)}: {layer}" for task, layer in top.items() if layer < highest]
+    return f"{highest} ({', '.join(lower)})" if lower else str(highest)
 
 
 def _basis(entry: dict) -> tuple:

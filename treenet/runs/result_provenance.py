@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from treenet.config import UNRECORDED, flatten
-from treenet.runs.checkpoint import AVERAGED, INITIAL, checkpoint_folders
-from treenet.runs.loading import LoadedModel
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, checkpoint_folders
+from treenet.runs.loading import UNTRAINED, LoadedModel
 from treenet.runs.run_folder import checkpoint_path, recorded_sha256
 from treenet.tasks.base import TASKS, task_of
 from treeproc.common.files import read_json, read_text
@@ -40,10 +40,16 @@ def asked_for(settings: Settings) -> dict:
 
 
 def origin(run: LoadedModel, settings: Settings) -> dict:
-    """Return the origin of a result of `run`, for its entry. Untrained weights have no file: the named seed gives them."""
+    """Return the origin of a result of `run`, for its entry. `steps` are the updates of the weights, which may be a mean.
+
+    Untrained weights have no file: the named seed gives them.
+    """
     untrained = {} if run.weights_sha256 else {"weights": f"untrained, drawn with seed {run.config.seed}"}
+    meta = read_json(run.weights / META) if run.weights and run.checkpoint != UNTRAINED else {}
+    steps = meta.get("averaged_steps", [meta["step"]] if "step" in meta else [])
     return {
         "checkpoint": run.checkpoint,
+        **({"steps": steps} if steps else {}),
         "weights_sha256": run.weights_sha256,
         **untrained,
         "data": fingerprints(read_index(run.data / "encoded")),
