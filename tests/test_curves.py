@@ -28,12 +28,12 @@ def drawn(axes) -> dict[str, list[tuple[float, float]]]:
     return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
 
 
-def test_the_picture_shows_the_metrics_and_marks_the_best_validation():
+def test_the_picture_shows_the_metrics_and_marks_the_lowest_nll():
     losses, rates = draw_curves({"run": LINES}, "a title").axes
     curves = drawn(losses)
     assert curves["training batches"] == [(step, 50.0 / step + 2) for step in range(10, 1010, 10)]
     assert curves["validation"] == [(250, 3.0), (500, 2.5), (750, 2.5), (1000, 2.7)]
-    assert curves["best validation 2.500 at 500"] == [(500, 2.5)]
+    assert curves["lowest nll on validation 2.500 at 500"] == [(500, 2.5)]
     assert losses.get_title() == "a title" and len(rates.lines[0].get_xdata()) == 100
     assert 3.0 < losses.get_ylim()[1] < 7.0  # not the 7.0 of the first batches
 
@@ -48,7 +48,7 @@ def test_a_line_without_a_loss_is_none_of_a_training(tmp_path, line):
 def test_runs_side_by_side_have_names_and_colors():
     losses, _ = draw_curves({"tree": LINES, "plain": LINES[:50]}, "two").axes
     assert set(drawn(losses)) == {
-        "tree, training batches", "tree, validation", "tree, best validation 2.500 at 500", "plain, training batches",
+        "tree, training batches", "tree, validation", "tree, lowest nll on validation 2.500 at 500", "plain, training batches",
         "plain, validation",
     }  # fmt: skip
     colors = {line.get_label().split(",")[0]: line.get_color() for line in losses.lines}
@@ -64,6 +64,10 @@ def test_scores_of_validations_stand_below():
     ]
     _, scores = draw_curves({"run": lines}, "", "accuracy", "validation\naccuracy").axes
     assert drawn(scores).popitem()[1] == [(10, 0.25), (20, 0.5)] and scores.get_ylabel() == "validation\naccuracy"
+    assert scores.get_ylim()[0] == 0
+    lines[1]["accuracy"] = -0.2  # as Pearson's r may be
+    _, scores = draw_curves({"run": lines}, "", "accuracy", "validation\naccuracy").axes
+    assert scores.get_ylim()[0] < -0.2
 
 
 @pytest.mark.parametrize("lines", [[], LINES[:1], [train_line(1, None)], LINES[-2:]])

@@ -12,6 +12,7 @@ from treenet.data.examples import ExampleSource
 from treenet.data.plan import BatchPlan
 from treenet.jobs import dry_run as dry_run_module
 from treenet.jobs.dry_run import disk_of_run, dry_run, show_size
+from treenet.jobs.train_job import Job
 from treenet.jobs.train_run import run_training
 from treenet.runs import averaging as averaging_module
 from treenet.runs import checkpoint as checkpoint_module
@@ -54,6 +55,18 @@ def test_sizes_are_those_of_the_plan_and_nothing_is_left_behind(data, tmp_path, 
     assert f"plan: 20 updates, {20 / len(batches):,.1f} epochs of {len(batches)}" in text
     assert "probe: 10 updates in " in text and text.splitlines()[-1].startswith("  training takes about ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sizes_of_pairs_of_texts_are_those_of_their_padding(data):
+    facts = {"examples": 8, "target_tokens": 8, "leaves": 80, "nodes": 40, "batches_per_epoch": 4}
+    facts |= {"left_out": {}, "parameters": 1}
+    padded = "20 leaves and 10 nodes (of a pair, twice those of its longer sentence) of 2.0 "
+    for task, pairs, said in (
+        ("relatedness", {}, padded),
+        ("classification", {"pairs": True}, padded),
+        ("classification", {}, "20 leaves and 10 nodes of 2.0 "),
+    ):
+        assert said in "".join(dry_run_module._sizes(Job(make_config(data, f"task={task}"), facts | pairs)))
 
 
 def write_probe(folder: Path, config: TrainConfig) -> None:

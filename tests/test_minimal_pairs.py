@@ -27,6 +27,7 @@ from treenet.evaluation.language_models import Scored, Scorer, score_pairs
 from treenet.evaluation.minimal_pairs import (
     PairInput,
     compare_groups,
+    format_groups,
     mcnemar,
     open_pairs,
     pair_columns,
@@ -269,6 +270,8 @@ def test_two_results_are_tested_in_each_group():
     expected = stats.binomtest(1, 9).pvalue
     assert (p["p"], q["p"]) == (pytest.approx(expected), 1.0) and p["holm_p"] == pytest.approx(2 * expected)
     assert found["all"]["x"]["better"] == 8 and found["all"]["x"]["holm_p"] == found["all"]["x"]["p"]
+    p["p"] = 1e-9
+    assert format_groups(found)[2].endswith(f"  < 0.001    {2 * expected:.3f}")
 
 
 # Commands.

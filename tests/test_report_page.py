@@ -15,12 +15,13 @@ from treenet.experiments.recorded_study import FORMS, form_of, report_records
 from treenet.experiments.records import read_records
 from treenet.report.answer import Answer, SystemResult
 from treenet.report.class_sections import ClassExample
-from treenet.report.compare import ScoreRow, ScoreTable
+from treenet.report.compare import ScoreRow, ScoreTable, speed
 from treenet.report.inside_sections import probes_section
 from treenet.report.lines import Frequencies, Lines
 from treenet.report.page import render_page
 from treenet.report.report_inputs import FINGERPRINTS, Missing, ReportRun, ReportStudy
 from treenet.report.report_model import Inside, Report, Scored
+from treenet.report.score_sections import ablations_section
 from treenet.report.sentence_views import View
 from treenet.report.tables import result_columns
 from treenet.runs.result_provenance import ResultStatus
@@ -167,3 +168,16 @@ def test_the_table_of_probes_has_each_task_at_its_own_highest_layer():
         columns = {column.title: column.cells for column in section["columns"]}
         assert section["tops"] == {"run": text}
         assert (columns["task"], columns["trained"]) == (["pos tag", "depth"], ["30.00", f"{layer}0.00"])
+
+
+def test_the_table_of_ablations_has_the_digits_of_the_scores():
+    report = make_report(Planted())
+    (_, run), table = report.ablations[0], report.scored.tables[0]
+    run.scores[report.split] |= {"nll": 2.34567, "bleu": 2.34567}
+    table.metrics = ["nll", "bleu"]
+    assert [column.cells for column in ablations_section(report)["columns"][-2:]] == [["2.346"], ["2.35"]]
+
+
+def test_the_speed_is_the_median_as_in_summaries_and_records():
+    lines = [{"event": "train", "step": step, "nll": 1.0, "tokens_per_s": rate} for step, rate in enumerate((100.0, 300.0), 1)]
+    assert speed(replace(make_report(Planted()).runs[0], metrics=lines)) == 200.0

@@ -3,8 +3,8 @@
     tree-attention report --out report RUN_A RUN_B
     tree-attention report --out report RUN STUDY lines=[3,17]
 
-RUN is a folder of tree-attention train, of translation or of a classifier. STUDY is a folder of tree-attention scaling or
-tree-attention compare-seeds. Give as many as you like.
+RUN is a folder of tree-attention train, of any task. STUDY is a folder of tree-attention scaling or tree-attention
+compare-seeds. Give as many as you like.
 report/index.html needs no network. report/figures has every figure as PNG and SVG, and report/report.json has every number. If a
 run lacks something, the page leaves it out and names the command that adds it.
 """

@@ -13,7 +13,7 @@ from treenet.runs.result_provenance import describe_origin, recorded_origin
 from treenet.runs.run_results import System
 from treenet.tasks.learning import LEARNING, facts_of_text, find_unlearned, say_unlearned
 from treenet.tasks.scores import SCORES
-from treenet.tasks.tables import Score
+from treenet.tasks.tables import Score, show_p_value
 from treenet.tasks.translation_metrics import INTERNATIONAL, SECOND, sentence_chrf
 from treeproc.common.provenance import software
 from treeproc.shards.store import fingerprint_of
@@ -139,7 +139,7 @@ def format_comparison(found: dict) -> str:
     for name, one in found["metrics"].items():
         values = f"{scores[name].show(one['baseline']):>8}{scores[name].show(one['system']):>8}"
         values += f"{scores[name].show(one['difference'], '+'):>8}"
-        values += f"{scores[name].show_interval(one['interval']):>20}{one['p_two_sided']:8.4f}" * is_tested
+        values += f"{scores[name].show_interval(one['interval']):>20}{show_p_value(one['p_two_sided']):>8}" * is_tested
         lines.append(f"{titles[name]:{width}}{values}")
     if is_tested:
         about = f"interval and p ({PAIRED_BOOTSTRAP}) hold only for {ABOUT_WEIGHTS}, not for models trained with other seeds"

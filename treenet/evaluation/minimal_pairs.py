@@ -17,7 +17,7 @@ from treenet.evaluation.settings import ScoreLMSettings
 from treenet.evaluation.significance import holm
 from treenet.tasks.class_scores import wilson_interval
 from treenet.tasks.scores import SCORES, score_columns
-from treenet.tasks.tables import Column, align, numbers
+from treenet.tasks.tables import Column, align, numbers, show_p_value
 from treeproc.common.messages import warn
 from treeproc.online.minimal_pairs import MinimalPair, PairColumns, read_pairs
 from treeproc.shards.store import fingerprint_of
@@ -150,7 +150,7 @@ def format_groups(columns: Mapping[str, Mapping[str, Mapping]]) -> list[str]:
         lines += ["", f"{column:{width}}{'pairs':>8}{'A, %':>8}{'B, %':>8}{'B alone':>9}{'A alone':>9}{'p':>9}{'p, Holm':>9}"]
         for name, one in groups.items():
             shares = "".join(f"{100 * one[side] / one['num_pairs']:8.2f}" for side in ("baseline", "system"))
-            counts = f"{one['better']:9,}{one['worse']:9,}{one['p']:9.4f}{one['holm_p']:9.4f}"
+            counts = f"{one['better']:9,}{one['worse']:9,}{show_p_value(one['p']):>9}{show_p_value(one['holm_p']):>9}"
             lines.append(f"{name:{width}}{one['num_pairs']:8,}{shares}{counts}")
     return [*lines, "groups: McNemar's exact test, with Holm's correction over the groups of a column"] if lines else []
 

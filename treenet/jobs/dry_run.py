@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treenet.config import TrainConfig
-from treenet.jobs.train_job import Job, check_job, describe_corpora, train_job
+from treenet.jobs.train_job import Job, check_job, describe_corpora, has_text_pairs, train_job
 from treenet.runs.initial_weights import start_from_init
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import mirror_of
@@ -50,12 +50,13 @@ def _sizes(job: Job) -> list[str]:
     device = "GPU" if config.use_gpu else "CPU"
     plural = "s" if config.workers > 1 else ""
     where = f"on {config.workers} {device} worker{plural}" if config.workers else f"in this process, on a {device}"
+    padded = " (of a pair, twice those of its longer sentence)" if has_text_pairs(config, facts) else ""
     return [
         f"  data: {facts['examples']:,} training {task.examples}; left out: {left_out}",
         *(f"  {line}" for line in describe_corpora(facts, task.examples)),
         f"  model: {config.model.name}, {facts['parameters']:,} parameters{frozen}",
         f"  update: {per_update['target_tokens']:,.0f} {task.targets}, {per_update['leaves']:,.0f} leaves and "
-        f"{per_update['nodes']:,.0f} nodes of "
+        f"{per_update['nodes']:,.0f} nodes{padded} of "
         f"{per_update['examples']:,.1f} {task.examples} (budget {config.batch.max_tokens:,}), {where}",
         f"  plan: {config.max_steps:,} updates, {config.max_steps / batches:,.1f} epochs of {batches:,}",
     ]

@@ -98,12 +98,17 @@ def describe_corpora(facts: Mapping, examples: str) -> list[str]:
     ]
 
 
+def has_text_pairs(config: TrainConfig, facts: Mapping) -> bool:
+    """Return whether the examples are pairs of texts. Then their leaves and nodes are those of the padding."""
+    return config.task == "relatedness" or bool(facts.get("pairs"))
+
+
 def describe_limits(config: TrainConfig, facts: Mapping, examples: str) -> list[str]:
     """Return a line about the examples that the limits of length leave out; nothing if there are none. `examples` names them."""
     if not (count := facts["left_out"]["length"]):
         return []
     limits = f"batch.max_leaves = {config.batch.max_leaves}"
-    limits += " (of a pair, twice the leaves of its longer sentence)" if facts.get("pairs") else ""
+    limits += " (of a pair, twice the leaves of its longer sentence)" if has_text_pairs(config, facts) else ""
     limits += f" or batch.max_target_pieces = {config.batch.max_target_pieces}" if config.task == "translation" else ""
     return [f"training leaves out {count:,} {examples} that are empty or longer than {limits}, and uses {facts['examples']:,}"]
 

@@ -84,7 +84,7 @@ def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
 def speed(run: ReportRun) -> float | None:
     """Return the median of target tokens a second."""
     rates = [line["tokens_per_s"] for line in run.metrics if line["event"] == "train" and line.get("tokens_per_s")]
-    return statistics.median_high(rates) if rates else None
+    return statistics.median(rates) if rates else None
 
 
 @dataclass

@@ -41,6 +41,10 @@ def metric_name(name: str) -> str:
     return "nll a token (nats)" if name == "nll" else METRIC_TITLES.get(name, name.replace("_", " "))
 
 
+def _form(metric: str) -> str:
+    return ".3f" if metric == "nll" else ".2f"
+
+
 def _break_down(order: int, scores: ScoreTable, frequencies: Frequencies) -> Iterator[Breakdown]:
     """Yield the scores of table `order` by every kind of bucket, then those of words by their frequency."""
     names = [row.name(scores.split) for row in scores.rows]
@@ -112,7 +116,7 @@ def _show(place: int, scores: ScoreTable, frequencies: Frequencies) -> dict:
         best = best_value(metric, [value for value, own in zip(values, fresh, strict=True) if own and value is not None])
         comparable = len(rows) > 1 and len(signatures.get(metric, ())) < 2 and (metric != "nll" or _of_one_vocabulary(rows))
         bold = [row for row, value in enumerate(values) if comparable and fresh[row] and value is not None and value == best]
-        columns.append(numbers(metric_name(metric), values, ".3f" if metric == "nll" else ".2f", bold))
+        columns.append(numbers(metric_name(metric), values, _form(metric), bold))
         tests = [row.tests.get(metric) if own else None for row, own in zip(rows, learned, strict=True)]
         if any(tests):
             columns.append(shown("difference", tests, lambda test: number(test.difference, "+.2f")))
@@ -160,7 +164,7 @@ def ablations_section(report: Report) -> dict:
         Column("model", names),
         Column("run", [run.statuses.get(report.split, ResultStatus()).marked(run.name) for run in runs]),
         numbers("updates", [run.step for run in runs]),
-        *(numbers(metric_name(metric), [record.get(metric) for record in records], ".2f") for metric in metrics),
+        *(numbers(metric_name(metric), [record.get(metric) for record in records], _form(metric)) for metric in metrics),
     ]
     seeds = dict.fromkeys(run.config.get("seed", 1) for run in runs)
     alone = f" One run each, of seed {', '.join(map(str, seeds))}." if runs else ""

@@ -135,8 +135,8 @@ def draw_curves(
 ) -> "Figure":
     """Draw the metric lines (`read_metrics`) of each run, by its name.
 
-    The upper part has the negative log-likelihood by update, on training batches and on the validation split, with the best
-    validation marked. The lower part has the metric `below`, for the lines that have it.
+    The upper part has the negative log-likelihood by update, on training batches and on the validation split, with the lowest
+    one marked. The lower part has the metric `below`, for the lines that have it.
     """
     from matplotlib.figure import Figure  # here, because a command that draws nothing would spend a quarter of its imports on it
 
@@ -150,7 +150,7 @@ def draw_curves(
         losses.plot(*_columns(train, "step", "nll"), color=color, alpha=0.35, lw=1, label=f"{label}training batches")
         losses.plot(*_columns(valid, "step", "nll"), color=color, marker="o", ms=3, label=f"{label}validation")
         if best := best_validation(lines):
-            note = f"{label}best validation {best['nll']:.3f} at {best['step']:,}"
+            note = f"{label}lowest nll on validation {best['nll']:.3f} at {best['step']:,}"
             losses.plot(best["step"], best["nll"], "*", color=color, ms=13, mec="white", label=note)
         rates.plot(
             *_columns([line for line in lines if below in line and line["nll"] is not None], "step", below), color=color, lw=1.5
@@ -163,7 +163,9 @@ def draw_curves(
     if losses.get_legend_handles_labels()[0]:
         losses.legend(frameon=False)
     losses.grid(alpha=0.25)
-    rates.set(xlabel="updates", ylabel=below_label, ylim=(0, None))
+    rates.set(xlabel="updates", ylabel=below_label)
+    if not any(value < 0 for line in rates.lines for value in line.get_ydata()):  # a correlation may be negative
+        rates.set_ylim(bottom=0)
     rates.ticklabel_format(axis="y", scilimits=(-2, 5))
     rates.xaxis.set_major_formatter("{x:,.0f}")
     rates.grid(alpha=0.25)
