@@ -74,11 +74,11 @@ def write_probe(folder: Path, config: TrainConfig) -> None:
     lines = [
         {
             "event": "train", "step": step, "seconds": 10.0 if step == 1 else 2.0, "padding": 0.25, "data_wait": 0.01,
-            "memory_gib": 0.5 * step,
+            "memory_gib": 0.5 * step, "nll": 1.0,
         }
         for step in range(1, config.max_steps + 1)
     ]  # fmt: skip
-    lines.append({"event": "valid", "step": config.max_steps, "seconds": 4.0})
+    lines.append({"event": "valid", "step": config.max_steps, "seconds": 4.0, "nll": 1.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     checkpoint = folder / "checkpoints" / f"step_{config.max_steps:08d}"
     checkpoint.mkdir(parents=True)
