@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import numpy as np
@@ -46,8 +47,10 @@ from treenet.experiments.settings import ScalingConfig
 from treenet.jobs.train_run import run_training
 from treenet.report import build, sentence_views
 from treenet.report.build import write_report
-from treenet.report.compare import ablations, score_tables, settings_of, warnings
+from treenet.report.compare import ablations, references_of, score_tables, settings_of, warnings
 from treenet.report.figures import shade, share_text
+from treenet.report.inside_sections import probes_section
+from treenet.report.lines import collect_lines
 from treenet.report.report_inputs import read_report_inputs, short_names
 from treenet.report.sentence_views import BOX_HEIGHT, View, build_views, choose_examples, lay_out
 from treenet.report.settings import ReportSettings
@@ -58,6 +61,7 @@ from treenet.tasks.translation_metrics import sentence_chrf
 from treeproc.common.files import atomic_write
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.shards.lengths import read_lengths
+from treeproc.shards.store import fingerprint_of, read_index
 
 pytestmark = pytest.mark.slow
 
@@ -318,6 +322,38 @@ def test_trees_of_the_data_are_named(folder, out, page, tmp_path):
     assert table.notes == [f"tree has shuffled trees: {agreement}."]
     index.unlink()
     assert read_report_inputs([str(tmp_path / "tree")], "test")[0][0].trees is None
+
+
+@pytest.mark.usefixtures("nothing_inside")
+def test_a_run_that_reads_the_other_side_is_not_tested_against_the_references_of_the_first(folder, tmp_path):
+    index, other = tmp_path / "data/encoded/index.json", tmp_path / "other"
+    shutil.copytree(folder / "data", tmp_path / "data")
+    shutil.copytree(folder / "tree", other)
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"fingerprint": "other", "tree_settings": {"side": "target"}}))
+    changes = {
+        str(folder / "data"): str(tmp_path / "data"),
+        read_index(folder / "data/encoded")["fingerprint"]: "other",
+        fingerprint_of(read_references(folder / "data", "test")): fingerprint_of(read_references(tmp_path / "data", "test")),
+    }
+    for path in (other / "config.yaml", *other.rglob("*.json")):
+        for old, new in changes.items():
+            path.write_text(path.read_text().replace(old, new))
+    runs, _ = read_report_inputs([str(folder / "plain"), str(folder / "tree"), str(other)], "test")
+    tables = score_tables(runs, runs[0], 10)
+    assert [[row.run for row in table.rows] for table in tables] == [["plain", "tree"], ["other"]]
+    assert tables[0].rows[1].tests and not tables[1].rows[0].tests
+    for (table, has), side in zip(((tables[0], runs[:2]), (tables[1], runs[2:])), ("target", "source"), strict=True):
+        found, lines = references_of(table, runs)
+        assert found in has and lines == [row[side] for row in read_split(folder / "data", "text", "test")]
+    assert collect_lines(tables, runs, "test").systems == ["plain", "tree"]
+    assert "other reads the target side of its text, plain the source, so do not compare the two." in warnings(runs, runs[0])
+    for run in runs:
+        run.probes = {"settings": {}, "data": {}, "tasks": {}}
+    assert [probes_section(SimpleNamespace(runs=some))["comparable"] for some in (runs[:2], runs)] == [True, False]
+    write_report(report_settings(folder, "plain", str(other), sentences=0), tmp_path / "out")
+    assert [row["tests"] for table in json.loads((tmp_path / "out/report.json").read_text())["scores"] for row in table["rows"]] == [
+        {}, {}
+    ]  # fmt: skip
 
 
 def test_ablations_are_runs_that_differ_in_the_tree_alone(folder, page):

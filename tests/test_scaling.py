@@ -210,6 +210,11 @@ def test_models_with_data_of_their_own_need_the_same_text_and_pieces(data, tmp_p
         index = folder / "encoded" / "index.json"
         index.write_text(json.dumps({**json.loads(index.read_text()), **values}))
 
+    change(trees, tree_settings={"side": "source"})  # the default
+    assert len(study_cells(make_config(data, models=models), tmp_path)) == 8
+    change(trees, tree_settings={"side": "target"})
+    with pytest.raises(UserError, match="differ in side, but all models .* with the same tree.side"):
+        study_cells(make_config(data, models=models), tmp_path)
     change(trees, vocab_fingerprint="another")
     with pytest.raises(UserError, match="differ in pieces"):
         study_cells(make_config(data, models=models), tmp_path)
@@ -400,6 +405,11 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     assert "transformer" in show_study(other)
 
 
+def change_scores(folder: Path, **values) -> None:
+    scores = json.loads((folder / "scores.json").read_text())
+    (folder / "scores.json").write_text(json.dumps(scores | {"test": scores["test"] | values}))
+
+
 def test_a_study_scores_with_all_references_and_scores_again_when_they_change(data, tmp_path, capsys):
     models = {"transformer": {"model": {"name": "transformer"}}, "tree": {"model": {"name": "tree_transformer"}}}
     grid = {"fractions": [1.0], "seeds": [1], "models": models, "bootstrap_samples": 20}
@@ -426,6 +436,13 @@ def test_a_study_scores_with_all_references_and_scores_again_when_they_change(da
         assert cell["bleu"] == means[cell["model"]]
     (found,) = [point["comparison"] for point in report["points"] if "comparison" in point]
     assert found["difference"] == pytest.approx(means["tree"] - means["transformer"])
+    cell = tmp_path / "study" / "cells" / report["cells"][0]["cell"]
+    shutil.copytree(cell, tmp_path / "other")
+    change_scores(tmp_path / "other", references_fingerprint="other")
+    config = load_settings(ScalingConfig, None, **{**STUDY, **steps, "grid": grid | {"more_references": [str(file)]}}, data=data)
+    assert read_result(config, cell, [second])[0]["test"]["bleu"] == report["cells"][0]["bleu"]
+    with pytest.raises(UserError, match="against other references than those of .*; run .*tree-attention evaluate --out .* split=test"):
+        read_result(config, tmp_path / "other", [second])
     record = next((tmp_path / "records").iterdir())
     of_two = {"more_references": [str(file)]}
     for settings, message in (({}, "another number of references than nrefs:1"), (of_two, "against different references")):

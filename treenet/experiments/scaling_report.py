@@ -75,6 +75,7 @@ from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, SECOND, n
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.store import fingerprint_of
 
 
 def study_work(config: ScalingConfig, more: References = ()) -> CellWork:
@@ -165,14 +166,16 @@ def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -
     """
     split, metric = config.grid.split, config.grid.metric
     scores = read_fresh_scores((split,), folder)
+    cell, cells = ('"$cell"', f"{quote(str(folder.parent))}/*") if isinstance(folder, Path) else (folder, "")
+    command = f"tree-attention evaluate --out {cell} split={split}"
+    command = f"for cell in {cells}; do {command}; done" if cells else command  # a shell lists no store
     if not _needed(metric) <= scores.get(split, {}).keys():
-        cell, cells = ('"$cell"', f"{quote(str(folder.parent))}/*") if isinstance(folder, Path) else (folder, "")
-        command = f"tree-attention evaluate --out {cell} split={split}"
-        command = f"for cell in {cells}; do {command}; done" if cells else command  # a shell lists no store
         raise UserError(f"{folder / 'scores.json'} has no scores of {split}; run {command}")
     if changed := describe_other_scoring(scores[split], config.grid, more_fingerprint(more)):
         raise UserError(f"{folder}: the scores of {split} are stale ({changed}); run the same command again without --dry-run")
     tokenizer, references = tokenizer_of(config.data, config.grid.target_language), read_references(config.data, split)
+    if scores[split].get("references_fingerprint", known := fingerprint_of(references)) != known:
+        raise UserError(f"{folder}: the scores of {split} are against other references than those of {config.data}; run {command}")
     statistics = sentence_statistics(metric, read_system(folder, split).lines, references, tokenizer, more)
     sentences = dict(zip(statistics_of(metric), map(show_numbers, statistics.T), strict=True))
     if nll := read_nll(folder, split):

@@ -19,7 +19,7 @@ from treeproc.common.hub import HubModel
 from treeproc.common.messages import phase
 from treeproc.common.settings import Effect, UserError, build_settings
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import MOST_KEPT_SHAPES, kept_shapes, pieces_fingerprint, read_index
+from treeproc.shards.store import MOST_KEPT_SHAPES, kept_shapes, pieces_fingerprint, read_index, side_of
 
 _SHOWN = {"fraction": "{:g}", "seed": "seed{}"}  # coordinates in the name of a cell, as transformer-0.1-seed2
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -179,7 +179,7 @@ def hash_encoder(place: AnyPath | HubModel | None) -> str:
 
 
 def check_same_pieces(indices: Mapping[AnyPath, Mapping]) -> None:
-    """Raise UserError unless all data sets, each with its index, have the same pieces of the same text.
+    """Raise UserError unless all data sets, each with its index, have the same pieces of the same side of the same text.
 
     Their trees may differ, also in labels.
     """
@@ -188,11 +188,12 @@ def check_same_pieces(indices: Mapping[AnyPath, Mapping]) -> None:
         for what, differ in (
             ("text", other["text_fingerprint"] != index["text_fingerprint"]),
             ("pieces", pieces_fingerprint(other) != pieces_fingerprint(index)),
+            ("side", side_of(other) != side_of(index)),
         ):
             if differ:
                 raise UserError(
-                    f"{data} and {first} differ in {what}, but all models of a study must read the same pieces of the same text; "
-                    "preprocess one with parsed set to the other, and with the same settings of subwords"
+                    f"{data} and {first} differ in {what}, but all models of a study must read the same pieces of the same side "
+                    "of one text; preprocess one with parsed set to the other, and with the same tree.side and subwords"
                 )
 
 

@@ -16,7 +16,7 @@ from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.report.answer import answer_runs, answer_study
 from treenet.report.answer_sections import ANSWER, draw_answer
 from treenet.report.class_sections import CLASSIFICATION, choose_class_examples
-from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
+from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, side_of_run, warnings
 from treenet.report.example_sections import pack
 from treenet.report.figures import draw_tree, run_colors, save_chart, save_figure, style
 from treenet.report.inside_sections import draw_inside
@@ -113,7 +113,8 @@ def _look_inside(runs: list[ReportRun], baseline: ReportRun | None, settings: Re
     anchor = next((run for run in there if run is baseline), there[0] if there else None)
     if anchor is None:
         return Inside()
-    same_text = [run for run in there if run.fingerprints.get("text_fingerprint") == anchor.fingerprints.get("text_fingerprint")]
+    read = {run.name: (run.fingerprints.get("text_fingerprint"), side_of_run(run)) for run in there}
+    same_text = [run for run in there if read[run.name] == read[anchor.name]]
     ids = choose_examples(same_text, anchor, settings.split, settings.sentences, settings.lines)
     attention, encoder = {}, {}
     views: dict[int, list[View]] = {number: [] for number in ids}

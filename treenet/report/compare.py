@@ -16,6 +16,7 @@ from treenet.tasks.learning import say_unlearned, why_unlearned
 from treenet.tasks.translation_metrics import METRIC_TITLES, needed_tokenizer
 from treeproc.common.messages import tell
 from treeproc.common.settings import differences, is_below
+from treeproc.shards.store import fingerprint_of, side_of
 
 # The values of sections that a run does not record: its architecture does not read them.
 _DEFAULTS = {
@@ -51,6 +52,12 @@ def reads_trees(run: ReportRun) -> bool:
     return found is not None and found.encoder.reads is TREES
 
 
+def side_of_run(run: ReportRun) -> str | None:
+    """Return the side of the text that the run reads; None if its data set is not there."""
+    index = own_index(run)
+    return None if index is None else side_of(index)
+
+
 def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
     """Return differences that make runs hard to compare with the baseline, one sentence each; none if only the model differs."""
     out = []
@@ -67,6 +74,9 @@ def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
         ):
             if key in run.fingerprints and key in baseline.fingerprints and run.fingerprints[key] != baseline.fingerprints[key]:
                 out.append(f"{run.name} was trained on {what} than {baseline.name}{so}.")
+        sides = [side_of_run(one) for one in (run, baseline)]
+        if None not in sides and sides[0] != sides[1]:
+            out.append(f"{run.name} reads the {sides[0]} side of its text, {baseline.name} the {sides[1]}, so do not compare the two.")
         own, other = flatten(run.config), flatten(baseline.config)
         differing = (key for key in own | other if own.get(key) != other.get(key))
         changed = [key for key in differing if _DROPOUT.fullmatch(key) or not is_below(key, _NAMED_ELSEWHERE)]
@@ -117,7 +127,10 @@ class ScoreRow:
 
 @dataclass
 class ScoreTable:
-    """Results on one split of one text. `notes` are reasons why rows have no test, and differences beside the model."""
+    """Results on one split of one text. `notes` are reasons why rows have no test, and differences beside the model.
+
+    `references` is the fingerprint of their references; empty if it is not known.
+    """
 
     split: str
     text: str
@@ -125,6 +138,7 @@ class ScoreTable:
     rows: list[ScoreRow]
     baseline: ScoreRow | None = None
     notes: list[str] = field(default_factory=list)
+    references: str = ""
 
     def signatures(self) -> dict[str, list[str]]:
         """Return the different signatures of each metric."""
@@ -145,12 +159,16 @@ def metric_values(record: dict) -> dict[str, float]:
 
 
 def score_tables(runs: Sequence[ReportRun], baseline: ReportRun | None, num_samples: int) -> list[ScoreTable]:
-    """Make tables by split and text, in the order of the runs. Every result is tested against the baseline's on that split."""
-    tables: dict[tuple[str, str], ScoreTable] = {}
+    """Make tables by split, text and references, in the order of the runs.
+
+    Every result is tested against the baseline's on that split. One text has two sides, so it can have two lists of references.
+    """
+    tables: dict[tuple[str, str, str], ScoreTable] = {}
     for run in runs:
         for result, record in run.scores.items():
             split, text = record.get("split", result), (record.get("data") or {}).get("text_fingerprint", "")
-            table = tables.setdefault((split, text), ScoreTable(split, text, [], []))
+            references = record.get("references_fingerprint", "")
+            table = tables.setdefault((split, text, references), ScoreTable(split, text, [], [], references=references))
             row = ScoreRow(run.name, result, record, metric_values(record), run.statuses[result])
             table.rows.append(row)
             table.metrics += [name for name in row.values if name not in table.metrics]
@@ -163,7 +181,7 @@ def score_tables(runs: Sequence[ReportRun], baseline: ReportRun | None, num_samp
 
 
 def table_of(tables: Sequence[ScoreTable], split: str) -> ScoreTable | None:
-    """Return the table of a split: the one with the baseline if there are several texts."""
+    """Return the table of a split: the one with the baseline if there are several texts or references."""
     found = [table for table in tables if table.split == split]
     return next((table for table in found if table.baseline), found[0] if found else None)
 
@@ -202,9 +220,12 @@ def _why_untested(row: ScoreRow, lines: list[str], references: list[str]) -> tup
 
 
 def references_of(table: ScoreTable, runs: Iterable[ReportRun]) -> tuple[ReportRun, list[str]] | None:
-    """Return the first run whose data set exists and has the table's text, and the references of that data set."""
-    run = next((run for run in runs if has_text(run, table)), None)
-    return None if run is None else (run, read_references(run.data, table.split))
+    """Return the first run whose data set exists and has the table's text and references, and these references."""
+    for run in (run for run in runs if has_text(run, table)):
+        lines = read_references(run.data, table.split)
+        if table.references in ("", fingerprint_of(lines)):
+            return run, lines
+    return None
 
 
 def has_text(run: ReportRun, table: ScoreTable) -> bool:

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from treenet.analysis.attention_stats import AttentionStats, Group
 from treenet.analysis.encoder_attention import EncoderStats
 from treenet.probing.probe_results import COLUMNS, draw_layers, table_rows, task_name
+from treenet.report.compare import side_of_run
 from treenet.report.figures import draw_groups, gather, group_names
 from treenet.report.report_inputs import ReportRun
 from treenet.report.report_model import Report
@@ -140,7 +141,8 @@ def probes_section(report: Report) -> dict:
         "tops": tops,
         "drawn": zip(runs, named, strict=True),
         "made": {name: describe_origin(run.probes) for name, run in named.items()},
-        "comparable": all(_basis(run.probes) == _basis(next(iter(runs.values())).probes) for run in runs.values()),
+        "comparable": len({side_of_run(run) for run in runs.values()} - {None}) < 2
+        and all(_basis(run.probes) == _basis(next(iter(runs.values())).probes) for run in runs.values()),
     }
 
 

@@ -256,6 +256,11 @@ def line_tags(index: Mapping) -> Sequence[str]:
     return index.get("parser_settings", {}).get("tags", ())
 
 
+def side_of(index: Mapping) -> str:
+    """Return the side of the text that models read: source or target. Old indices and those of one side do not name it."""
+    return index.get("tree_settings", {}).get("side", "source")
+
+
 def describe_trees(index: dict) -> str:
     """Return `tree.tree_source` of a data set, with the form of phrases that are made of arcs."""
     settings = index.get("tree_settings", {})
