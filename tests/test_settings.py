@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -130,6 +131,26 @@ def test_mistakes_are_one_line(tmp_path, text, overrides, message):
     with pytest.raises(UserError, match=message) as error:
         load_settings(Outer, tmp_path / "c.yaml", overrides)
     assert "\n" not in str(error.value) and len(f"error: {error.value}") <= 500
+
+
+@pytest.mark.parametrize("value", ["w/exp #2", "#1.txt", "it's # \"a\" \\ b"])
+def test_a_value_that_yaml_would_cut_is_refused_with_one_that_reads_whole(value):
+    with pytest.raises(UserError, match=r"^override 'name=.* is a comment in YAML; leave it out, or give ") as error:
+        load_settings(Outer, None, [f"name={value}"])
+    (remedy,) = shlex.split(str(error.value).partition("in quotation marks, as ")[2])
+    assert load_settings(Outer, None, [remedy]).name == value
+
+
+@pytest.mark.parametrize("value", ["w/exp#2", "'w/exp #2'", '"a # b"', "|\n  a # b", "# a\n'b'"])
+def test_a_value_without_a_comment_behind_it_is_read(value):
+    assert load_settings(Outer, None, [f"name={value}"]).name == read_yaml(value, "")
+
+
+@pytest.mark.parametrize("value", ["[x #1, y]", "[x] # y", "[x, y #z]"])
+def test_a_comment_behind_or_in_a_list_is_refused(value):
+    with pytest.raises(UserError, match=r"is a comment in YAML; .* as 'files=\[\"a #b\", c\]'$"):
+        load_settings(Outer, None, ["name=a", f"files={value}"])
+    assert load_settings(Outer, None, ["name=a", 'files=["x #1", \'#y\', "a"]']).files == [Path("x #1"), Path("#y"), Path("a")]
 
 
 def test_missing_file():

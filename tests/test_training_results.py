@@ -101,6 +101,22 @@ def test_a_short_run_ends_with_the_checkpoints_that_it_has_and_says_so(data, tmp
     assert read_json(done.averaged / "meta.json")["averaged_asked"] == 2
 
 
+def test_a_trained_model_without_its_checkpoints_is_not_replaced(data, tmp_path):
+    config = make_config(data, *SETTINGS, "max_steps=4")
+    done = run_training(config, tmp_path / "run")
+    assert run_training(config, done.run_dir).finished
+    shutil.rmtree(done.run_dir / "checkpoints")
+    before = (done.averaged / "model.safetensors").read_bytes()
+    for change in ("seed=1", "seed=9"):
+        with pytest.raises(UserError, match=r"without its checkpoints, and .* or remove .*/run/averaged$"):
+            run_training(make_config(data, *SETTINGS, "max_steps=4", change), done.run_dir)
+    with pytest.raises(UserError, match=r"^init: .*/run is of the run itself, .* choose another --out$"):
+        run_training(make_config(data, *SETTINGS, f"init={done.run_dir}"), done.run_dir)
+    assert (done.averaged / "model.safetensors").read_bytes() == before and not (done.run_dir / "checkpoints").exists()
+    shutil.rmtree(done.averaged)
+    assert run_training(make_config(data, *SETTINGS, "max_steps=4", "seed=9"), done.run_dir).finished
+
+
 def test_training_that_ends_with_a_damaged_checkpoint_names_it_and_keeps_the_others(data, tmp_path, monkeypatch, capsys):
     config = make_config(data, *SETTINGS, "max_steps=8", "average=last")
     done = run_training(config, tmp_path / "run")

@@ -15,9 +15,9 @@ from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, describ
 from treenet.layers.backend import best_precision_here
 from treenet.loggers.feed import check_loggers, logged_training
 from treenet.runs.averaging import average_checkpoints, describe_gaps
-from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, checkpoint_folders, read_meta
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, checkpoint_folders, is_complete, read_meta
 from treenet.runs.identity import check_metrics, check_weights, identity, list_changes
-from treenet.runs.initial_weights import describe_start, keep_recorded_init, start_from_init
+from treenet.runs.initial_weights import describe_start, keep_recorded_init, split_init, start_from_init
 from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_metrics
 from treenet.runs.mirror import open_run
 from treenet.runs.run_folder import RunFacts, read_facts
@@ -198,12 +198,24 @@ def describe_run(summary: RunSummary) -> str:
     return "\n".join(out)
 
 
+def _refuse_replacement(run_dir: Path, config: TrainConfig, name: AnyPath) -> None:
+    """Refuse to begin where a trained model is, or from the weights of the run itself, which the run would replace."""
+    if config.init is not None and split_init(config.init)[0].resolve() == name.resolve():
+        raise UserError(f"init: {config.init} is of the run itself, which this training would replace; choose another --out")
+    if is_complete(run_dir / AVERAGED):
+        raise UserError(
+            f"{name} has a trained model without its checkpoints, and this training would replace it; choose another --out, or "
+            f"remove {name / AVERAGED}"
+        )
+
+
 def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: AnyPath) -> None:
     """Refuse to continue a run of another configuration, other data or another pretrained encoder. The message names them.
 
     The folder of the encoder may move: its weights are in the checkpoints.
     """
     if not checkpoint_folders(run_dir):
+        _refuse_replacement(run_dir, config, name)
         return  # no checkpoint yet, so the user may correct a refused setting
     recorded: Mapping = read_facts(run_dir)
     own = identity(config, facts) | {name: recorded[name] for name in (INITIAL,) if name in recorded}

@@ -4,7 +4,9 @@ Every mistake a user can make becomes a `UserError` with one line. Nothing here 
 the effect of its setting: `Annotated[int, Effect.NONE]`. Without one, it changes results.
 """
 
+import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from enum import Enum
@@ -21,7 +23,7 @@ from treeproc.common.hub import HubModel
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error
 from treeproc.common.setting_facts import list_settings, value_at, walk_fields
 from treeproc.common.storage import AnyPath, as_path
-from treeproc.common.yaml_reader import MOST_BYTES, Yaml12Dumper, read_yaml
+from treeproc.common.yaml_reader import MOST_BYTES, Yaml12Dumper, find_comment, read_yaml
 
 # Ray sets it in the process of a submitted job alone, and unpacks the job's working folder into a folder of that name. Its
 # documentation promises neither.
@@ -148,6 +150,7 @@ def _apply_override(values: dict, override: str, defaults: Mapping[str, dict]) -
     key, equals, text = override.partition("=")
     if not equals:
         raise UserError(f"{quoted(override)} must have the form key=value; --help lists the keys")
+    _check_no_comment(key.strip(), text)
     if (opened := text.strip()[:1]) in ("[", "{") and text.strip()[-1] != {"[": "]", "{": "}"}[opened]:
         raise UserError(f"override {quoted(override)}: lacks its closing bracket; write it without blanks, or in quotation marks")
     key = key.strip()
@@ -161,6 +164,16 @@ def _apply_override(values: dict, override: str, defaults: Mapping[str, dict]) -
             raise UserError(f"override {quoted(override)}: {quoted(name)} is a single value, and has no keys")
     target[last] = read_yaml(text, f"override {quoted(override)}")
     return key
+
+
+def _check_no_comment(key: str, text: str) -> None:
+    """Raise UserError for a value of the command line that YAML would cut at a #: it may be the name of another file."""
+    if comment := find_comment(text):
+        whole = '["a #b", c]' if text.strip()[:1] in ("[", "{") else json.dumps(text.strip(), ensure_ascii=False)
+        raise UserError(
+            f"override {quoted(f'{key}={text}')}: {quoted(comment)} is a comment in YAML; leave it out, or give the value in "
+            f"quotation marks, as {shlex.quote(f'{key}={whole}')}"
+        )
 
 
 def build_settings(cls: type[SettingsT], values: dict, where: str, overridden: Sequence[str] = ()) -> SettingsT:

@@ -11,6 +11,8 @@ from yaml.constructor import ConstructorError
 from treeproc.common.errors import UserError, quoted
 
 MOST_BYTES = 1 << 20
+# Tokens that end where their text does. Others end where the next text begins.
+_WRITTEN = (yaml.ScalarToken, yaml.AliasToken, yaml.AnchorToken, yaml.TagToken, yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 _MOST_DEPTH = 40
 _MOST_VALUES = 50_000  # with those that stand for an alias
 
@@ -140,3 +142,15 @@ def read_yaml(text: str, where: str) -> Any:
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
         raise UserError(f"{where}{line}: not valid YAML: {problem}") from None
+
+
+def find_comment(text: str) -> str:
+    """Return the comment behind the last value of a YAML text; empty if there is none, or if the text is not valid."""
+    if "#" not in text:
+        return ""
+    try:
+        ends = [token.end_mark.index for token in yaml.scan(text) if isinstance(token, _WRITTEN)]
+    except (yaml.YAMLError, ValueError):
+        return ""  # `read_yaml` says why
+    rest = text[max(ends, default=0) :].strip()
+    return rest if rest.startswith("#") else ""
