@@ -108,6 +108,14 @@ def test_results_of_one_run_and_files_of_other_systems_can_be_compared(runs, mai
     assert "B is better on 0, worse on 0, equal on 9" in capsys.readouterr().out
 
 
+def write_turned(data: Path, out: Path) -> Path:
+    """A copy of a data set whose models read the target."""
+    shutil.copytree(data, out)
+    index = json.loads((out / "encoded" / "index.json").read_text())
+    (out / "encoded" / "index.json").write_text(json.dumps(index | {"tree_settings": {"side": "target"}}))
+    return out
+
+
 def test_a_file_is_scored_as_a_run_is(runs, main, capsys):
     translations, data = runs / "b" / "translations.test.txt", runs.parent / "runs" / "data"
     compressed = runs / "other.txt.gz"
@@ -126,6 +134,13 @@ def test_a_file_is_scored_as_a_run_is(runs, main, capsys):
     (runs / "more").mkdir()
     main([f"hypotheses={shutil.copy(compressed, runs / 'more')}", f"data={data}", "--out", str(runs / "a")])
     assert "test.file.other: this result replaces one of other settings" in capsys.readouterr().err
+    turned = write_turned(data, runs / "turned")
+    of_b = f"hypotheses={translations}"
+    with pytest.raises(UserError, match=r"^hypotheses: .*/b/translations.test.txt has scores against other references than those "):
+        main([of_b, f"data={turned}", "--out", str(runs / "a")])
+    main([of_b, f"data={data}", "--out", str(runs / "a")])
+    main([of_b, f"references={runs / 'references.txt'}", "--out", str(runs / "a")])
+    main([f"hypotheses={compressed}", f"data={turned}"])  # lines that no run is known to have
     main(["--compare", str(runs / "a" / "translations.test.file.other.txt"), str(runs / "b")])
     assert "equal on 9" in capsys.readouterr().out
     (runs / "a" / "translations.test.file.other.txt").write_text("")
@@ -393,6 +408,11 @@ def test_predictions_that_do_not_belong_together_are_refused(main, tmp_path, run
         main(["--compare", str(a), str(a), "target_language=de"])
     with pytest.raises(UserError, match=r"checkpoint: leave it out, or give the file of a result"):
         main(["--compare", str(runs / "a"), str(runs / "b"), "checkpoint=last"])
+    with pytest.raises(UserError, match=r"a/predictions.test.tsv is of other text than .*; run .*evaluate --out .*/a data=.* split=t"):
+        main(["--compare", str(a), str(a), f"data={runs / 'data'}"])
+    text = json.loads((runs / "data" / "encoded" / "index.json").read_text())["text_fingerprint"]
+    same = write_classes(tmp_path / "same", labels, labels, data=data | {"text_fingerprint": text})
+    main(["--compare", str(same), str(same), f"data={runs / 'data'}"])
     (a / "predictions.test.tsv").write_text((a / "predictions.test.tsv").read_text()[:40])
     with pytest.raises(UserError, match="has changed since scores.json got its scores; run tree-attention evaluate --out"):
         main(["--compare", str(a), str(a)])

@@ -1,5 +1,6 @@
 """Paired tests of two runs by their predictions of single sentences: of classes, scores of pairs, and language models."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from treenet.tasks.class_scores import macro_f1
 from treenet.tasks.learning import find_unlearned
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath, as_path
 from treeproc.shards.store import read_index
 
 Arrays = Mapping[str, np.ndarray]  # columns of both runs [2, sentences], by name
@@ -112,6 +114,8 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
     split = "minimal pairs" if of_pairs else baseline.scores.get("split", settings.split)
     for one in sides:
         one.check_split(split)
+    if settings.data is not None and not of_pairs:
+        _check_data(sides, settings.data, split)
     columns = {form.example: int, **form.shared, **form.own}
     read = [parse_columns("\n".join(one.lines), one.name, columns, f"run {one.status.command}") for one in sides]
     given = 1 + len(form.shared)
@@ -142,6 +146,17 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
     for one in found["metrics"].values():
         del one["p_sacrebleu"]  # sacrebleu has no such metric
     return found
+
+
+def _check_data(sides: Sequence[System], data: AnyPath, split: str) -> None:
+    """Raise UserError for a result of other text than that of the data set that was asked for."""
+    text = read_index(data / "encoded")["text_fingerprint"]
+    for one in sides:
+        scored = (one.scores or {}).get("data")
+        if isinstance(scored, dict) and scored.get("text_fingerprint", text) != text:
+            run = shlex.quote(str(as_path(one.name).parent))
+            command = f"tree-attention {task_of(one.task).scorer} --out {run} data={shlex.quote(str(data))} split={split}"
+            raise UserError(f"{one.name} is of other text than {data}; run {command}, or leave data out")
 
 
 def _other_data(baseline: System, system: System) -> Iterator[str]:

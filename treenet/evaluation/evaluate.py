@@ -21,7 +21,7 @@ from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.result_entries import name_result, read_scores
 from treenet.runs.result_provenance import asked_for, fingerprints, origin
 from treenet.runs.run_folder import EXPORT_FACTS
-from treenet.runs.run_results import ReferenceNll, System, write_result
+from treenet.runs.run_results import ReferenceNll, System, result_in_run, write_result
 from treenet.tasks.base import check_no_control
 from treenet.tasks.learning import LEARNING, facts_of_lines, facts_of_nll, facts_of_text
 from treenet.tasks.translation_metrics import (
@@ -260,6 +260,12 @@ def score_file(lines: Sequence[str], given: GivenLines, settings: EvaluateSettin
     hypotheses = settings.hypotheses
     assert hypotheses is not None  # the file of the lines
     check_lines(lines, references, str(hypotheses), of)
+    if data is not None and (result := result_in_run(hypotheses)):
+        known = fingerprint_of(references)
+        if read_scores(hypotheses.parent)[result].get("references_fingerprint", known) != known:
+            raise UserError(
+                f"hypotheses: {hypotheses} has scores against other references than those of {of}; give its own as references=FILE"
+            )
     check_given(references, given, settings)
     scores = {
         **score_lines(lines, references, data, settings, given.more),
