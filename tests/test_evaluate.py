@@ -299,6 +299,32 @@ def test_another_data_set_of_the_same_vocabulary_gets_a_name_of_its_own(run, tmp
     assert evaluate_run(run, EvaluateSettings(data=data))[0] == "test.data-control"
 
 
+def test_trees_of_another_form_than_those_of_the_training_are_refused(run, tmp_path):
+    def make(name: str, tree: dict) -> Path:
+        folder = Path(shutil.copytree(data_of(run) if name == "own" else tmp_path / "own", tmp_path / name))
+        values = json.loads((folder / "encoded" / "index.json").read_text()) | ({} if name == "own" else {"fingerprint": name})
+        (folder / "encoded" / "index.json").write_text(json.dumps(values | {"tree_settings": tree}))
+        return folder
+
+    form = {"tree_source": "parsed", "side": "source", "collapse_unary": True, "binarize": "none", "seed": 1}
+    own = make("own", form)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace(str(data_of(run)), str(own)))
+    arcs = {"phrases": "layered", "phrase_labels": "upos"}
+    for number, healthy in enumerate(({}, form | {"tree_source": "shuffled", "seed": 3}, form | arcs, {"side": "source"})):
+        assert evaluate_run(run, EvaluateSettings(data=make(f"like{number}", healthy)))[0] == f"test.data-like{number}"
+    for name, value in {"collapse_unary": False, "binarize": "left", "side": "target"}.items():
+        other = make(name, form | {name: value})
+        remedy = f"make it with vocab_from={own}, and without these settings"
+        with pytest.raises(UserError, match=rf"another form than .*/own, .* \(tree.{name}: .* -> {value!r}\), .*; {remedy}$"):
+            evaluate_run(run, EvaluateSettings(data=other))
+    facts = json.loads((own / "encoded" / "index.json").read_text())
+    (own / "encoded" / "index.json").write_text(json.dumps(facts | {"fingerprint": "made again"}))
+    evaluate_run(run, EvaluateSettings(data=tmp_path / "binarize"))  # the form that the model learned is not known
+    shutil.rmtree(own)
+    evaluate_run(run, EvaluateSettings(data=tmp_path / "binarize"))
+
+
 def test_dropped_lines_of_the_split_are_told(run, tmp_path, caplog):
     data = Path(shutil.copytree(data_of(run), tmp_path / "control"))
     index = data / "encoded" / "index.json"

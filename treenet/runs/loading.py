@@ -22,11 +22,11 @@ from treenet.runs.run_folder import EXPORT_FACTS, choose_remedy, name_in_results
 from treenet.tasks.base import build_task
 from treeproc.common.files import file_sha256, file_size, read_json
 from treeproc.common.messages import phase, warn
-from treeproc.common.settings import UserError, load_settings
+from treeproc.common.settings import UserError, differences, load_settings
 from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.piece_files import decode_tokens, read_pieces, read_tokenizer
 from treeproc.shards.shard import check_vocabulary_files
-from treeproc.shards.store import TOKENIZER_FILE, read_index
+from treeproc.shards.store import TOKENIZER_FILE, forms_of_trees, read_index
 
 UNTRAINED = "untrained"
 # By the task that a command needs: what a run of another task cannot do, and a remedy.
@@ -169,6 +169,8 @@ def load_model(
         model = build_task(config).build_model_that_fits(facts).eval()
         remember_precision(model, config.precision)
     check_columns(data / "encoded", model.reads)
+    if is_given and model.reads.constituents:
+        _check_form_of_trees(data, index, facts, run, own)
     return LoadedModel(
         model=model.to(device),
         config=config,
@@ -205,6 +207,22 @@ def check_own_vocabulary(data: AnyPath, index: Mapping, facts: Mapping, run: Pat
         raise UserError(
             f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {run} was trained on, but is "
             f"{index['vocab_fingerprint']}; {advise(data, own)}"
+        )
+
+
+def _check_form_of_trees(data: AnyPath, index: Mapping, facts: Mapping, run: Path, own: AnyPath) -> None:
+    """Raise UserError if trees have another form than those that `run` learned from, if its data set `own` is still there."""
+    if not (own / "encoded" / "index.json").exists():
+        return
+    before = read_index(own / "encoded")
+    if before["fingerprint"] != facts["data_fingerprint"]:
+        return
+    learned, given = forms_of_trees(*(one.get("tree_settings", {}) for one in (before, index)))
+    shared = learned.keys() & given.keys()  # indices of earlier versions lack some
+    if changed := differences(*({name: one[name] for name in sorted(shared)} for one in (learned, given)), "tree"):
+        raise UserError(
+            f"{data} has trees of another form than {own}, which {run} learned ({'; '.join(changed)}), so scores would mean "
+            f"nothing; {advise(data, own)}, and without these settings"
         )
 
 

@@ -256,9 +256,21 @@ def line_tags(index: Mapping) -> Sequence[str]:
     return index.get("parser_settings", {}).get("tags", ())
 
 
+# Settings of trees that make a control of the same words: scores are known for what they are.
+_CONTROL = {"tree_source", "seed"}
+# Settings that trees of arcs alone have.
+_OF_ARCS = {"phrases", "phrase_labels"}
+
+
 def side_of(index: Mapping) -> str:
     """Return the side of the text that models read: source or target. Old indices and those of one side do not name it."""
     return index.get("tree_settings", {}).get("side", "source")
+
+
+def forms_of_trees(*settings: Mapping) -> list[dict]:
+    """Return from the settings of two data sets' trees what must be equal, so that a model reads both in one way."""
+    ignored = _CONTROL if all("phrases" in one for one in settings) else _CONTROL | _OF_ARCS
+    return [{name: value for name, value in one.items() if name not in ignored} for one in settings]
 
 
 def describe_trees(index: dict) -> str:

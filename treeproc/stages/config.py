@@ -14,7 +14,7 @@ from treeproc.readers import Format, FormatName, find_format
 from treeproc.readers.labelled import LabelledConfig
 from treeproc.readers.line_forms import Normalization
 from treeproc.shards.schema import auto_rows_per_shard, lower_case
-from treeproc.shards.store import TOKENIZER_FILE, class_names, read_index, stage_folder
+from treeproc.shards.store import TOKENIZER_FILE, class_names, forms_of_trees, read_index, stage_folder
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.inputs import Inputs, SplitFiles, TreeConfig
 from treeproc.stages.text_warnings import TextNotices, wanted
@@ -242,10 +242,6 @@ _OF_TEXT = ("format", "tokenized", "normalization", "labels", "labelled", *_PARS
 _OF_ENCODING = ("subwords", "tree")
 # Settings that every config.yaml of a data set has: it is complete without the data set `vocab_from`, which may have moved.
 _WRITTEN = PreprocessConfig().model_dump().keys()
-# Settings of trees that make a control of the same words: scores are known for what they are.
-_CONTROL = {"tree_source", "seed"}
-# Settings that trees of arcs alone have.
-_OF_ARCS = {"phrases", "phrase_labels"}
 
 
 def borrow_settings(values: Mapping) -> dict:
@@ -327,14 +323,12 @@ def check_reuse(
     """
     index = read_index(data / "encoded")
     parsers = [{name: value for name, value in one.items() if name != "device"} for one in (index["parser"], parser)]
-    trees = index["tree_settings"], tree
-    ignored = _CONTROL if all("phrases" in side for side in trees) else _CONTROL | _OF_ARCS
-    rest = [{name: value for name, value in side.items() if name not in ignored} for side in trees]
+    trees = forms_of_trees(index["tree_settings"], tree)
     for name, theirs, own in (
         ("parser", parsers[0], parsers[1]),
         ("subwords", index["subword_settings"], subwords),
         ("", {"normalization": index.get("normalization", "none")}, {"normalization": normalization}),
-        ("tree", rest[0], rest[1]),
+        ("tree", trees[0], trees[1]),
     ):
         if changed := differences(theirs, dict(own), name):
             way_out = "leave these settings out, or install that parser"
