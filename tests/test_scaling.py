@@ -465,6 +465,14 @@ def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tm
     assert {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")} == before
 
 
+def test_records_in_the_folder_of_the_study_are_refused_before_a_cell_is_trained(data, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    for records in ("out", "link"):
+        with pytest.raises(UserError, match=r"^--records must be another folder than --out, but both are .*/out$"):
+            run_study(make_study(FORM, make_config(data), tmp_path / "out", tmp_path / records))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -216,7 +216,7 @@ def test_an_example_is_found_by_its_number(tmp_path):
             assert (row["example_id"] if row else None) == (number if number in (2, 3, 5, 9) else None)
 
 
-def test_stages_are_beside_the_data_set_or_where_its_index_says(tmp_path):
+def test_stages_are_beside_the_data_set_or_where_its_index_says(tmp_path, monkeypatch):
     data = tmp_path / "data"
     (data / "encoded").mkdir(parents=True)
 
@@ -230,6 +230,20 @@ def test_stages_are_beside_the_data_set_or_where_its_index_says(tmp_path):
     assert place("encoded", encoded="../other/encoded") == data / "encoded"
     assert place("text", text="../other/text") == tmp_path / "other" / "text"
     assert place("parsed", parsed="/a/b/parsed") == Path("/a/b/parsed")
+    place("text", text="../other/text")
+    link, inside = tmp_path / "links" / "link", data / "encoded"
+    link.parent.mkdir()
+    link.symlink_to(data)
+    assert stage_folder(link, "text") == tmp_path / "links" / "other" / "text"  # neither is there
+    (tmp_path / "other" / "text").mkdir(parents=True)
+    assert stage_folder(link, "text") == tmp_path / "other" / "text"
+    monkeypatch.chdir(data)
+    (data / "other").mkdir()  # which is in the data set, not beside it
+    assert stage_folder(Path("."), "text") == tmp_path / "other" / "text"
+    monkeypatch.chdir(inside)
+    assert stage_folder(Path(".."), "text") == tmp_path / "other" / "text"
+    (tmp_path / "links" / "other").symlink_to(tmp_path)
+    assert stage_folder(link, "text") == tmp_path / "links" / "other" / "text"  # a neighbour of the link goes first
     for wrong in ("../text", "../a/b/text", "../other/parsed", "a/text", "/a/../text", "/a/text/b", "../a\0/text", "../../text"):
         with pytest.raises(UserError, match=r"stages\.text must be \.\./NEIGHBOUR/text or an absolute path that ends with /text"):
             place("text", text=wrong)

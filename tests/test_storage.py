@@ -18,6 +18,7 @@ from commands import Started, run_here
 from moto_store import SECRET, s3_server
 from test_preprocess import snapshot as local_snapshot
 
+from treenet.cli.frozen_states import FrozenStatesConfig
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.runs.mirror import mirror_of
@@ -64,8 +65,10 @@ def test_uris_become_remote_paths_and_nothing_else_does():
 
 
 def test_settings_keep_uris(tmp_path):
-    config = load_settings(TrainConfig, None, ["data=s3://bucket/data"])
-    assert config.data == as_path("s3://bucket/data")
+    config = load_settings(TrainConfig, None, ["data=s3://bucket/data", "frozen_states=s3://bucket/states"])
+    assert config.data == as_path("s3://bucket/data") and config.frozen_states == as_path("s3://bucket/states")
+    of_states = load_settings(FrozenStatesConfig, None, ["data=s3://bucket/data", "encoder=e"])
+    assert of_states.data == as_path("s3://bucket/data")
     (tmp_path / "c.yaml").write_text(dump_settings(config))
     assert load_settings(TrainConfig, tmp_path / "c.yaml") == config
     with pytest.raises(UserError, match="data: http://...: must be a local path"):

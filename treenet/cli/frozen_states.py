@@ -19,13 +19,13 @@ from treeproc.common.errors import require
 from treeproc.common.folder_kinds import STATES, claim_folder
 from treeproc.common.hub import ModelPlace, pin
 from treeproc.common.settings import Settings, UserError, load_settings, refuse_relative_in_job
-from treeproc.common.storage import AnyPath
+from treeproc.common.storage import DataPath
 
 
 class FrozenStatesConfig(Settings):
     """States of a frozen pretrained encoder for a data set."""
 
-    data: AnyPath = Field(description="folder of a finished data set")
+    data: DataPath = Field(description="folder of a finished data set")
     encoder: ModelPlace = Field(description="the encoder, as model.pretrained.folder of the runs")
     use_gpu: bool = Field(False, description="one GPU a worker")
     workers: Literal[0] | None = Field(

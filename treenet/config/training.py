@@ -177,7 +177,7 @@ class TrainConfig(Settings):
         "table of pieces is encoder.embedding.weight",
     )
     # They may move: what they are of is recorded.
-    frozen_states: Annotated[AnyPath | None, Effect.NONE] = later_field(
+    frozen_states: Annotated[DataPath | None, Effect.NONE] = later_field(
         None,
         description="folder of states that `tree-attention frozen-states` computed, for a pretrained encoder that is frozen as a "
         "whole: training reads them instead of running the encoder",

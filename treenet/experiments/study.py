@@ -32,7 +32,7 @@ from treenet.tasks.base import build_task
 from treenet.tasks.learning import say_unlearned, why_unlearned
 from treeproc.common.errors import CommandEnded, require
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json
-from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder, mark_folder
+from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder, is_same_file, mark_folder
 from treeproc.common.messages import warn
 from treeproc.common.provenance import commit_of
 from treeproc.common.settings import UserError, dump_settings
@@ -286,6 +286,8 @@ def run_study(study: Study) -> None:
     out, recording = study.out, study.recording
     claim_folder(out, study.form.kind)
     if recording.folder is not None:
+        if is_same_file(recording.folder, out):
+            raise UserError(f"--records must be another folder than --out, but both are {out}")
         claim_folder(recording.folder, RECORDS, option="--records")
     needed, free = _check_cells(study), _free_space(out)
     if needed > free:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
+from pathlib import Path
 from typing import Literal, NoReturn
 
 import pyarrow as pa
@@ -324,6 +325,18 @@ def pieces_fingerprint(index: Mapping) -> str:
     return fingerprint_of(pieces) if pieces else index.get("vocab_fingerprint", "")
 
 
+def _neighbour(data: AnyPath, name: str) -> AnyPath:
+    """Return the folder of that name beside `data`, or beside the folder that `data` is a link to.
+
+    `.` and `..` have no name, so what is beside them follows from the folder that they are.
+    """
+    near = data.parent / name
+    if isinstance(data, Path) and (data.name in ("", "..") or not near.exists()):
+        there = data.resolve().parent / name
+        return there if there.exists() else near
+    return near
+
+
 def stage_folder(data: AnyPath, stage: str) -> AnyPath:
     """Return the folder of a stage, `text`, `parsed` or `encoded`, of the data set `data`.
 
@@ -337,7 +350,7 @@ def stage_folder(data: AnyPath, stage: str) -> AnyPath:
     if ".." not in rest and rest[-1:] == [stage] and "\0" not in place:
         # A neighbour's place begins with ../ and is found without it: object stores have no such step.
         if first == ".." and len(rest) == 2:
-            return data.parent / rest[0] / stage
+            return _neighbour(data, rest[0]) / stage
         if first != ".." and as_path(place).is_absolute():
             return as_path(place)
     raise UserError(
