@@ -203,6 +203,12 @@ def test_trees_are_given_beside_their_lines_or_alone(translate, run, tmp_path):
     assert json.loads(found[2])["hypotheses"] != alone[2]["hypotheses"], "blanks are part of the pieces"
     others = translate(f"input={source}", f"trees={write(tmp_path / 'right.mrg', right)}", "--json", out=own)[0]
     assert [a == b for a, b in zip(found, others, strict=True)] == [False, True, False], "the model reads the trees"
+    foreign = [*left[:1], "(Satz (Nomen ba) (Nomen be) (Verb bi))"]
+    for lines, noticed in ((left, []), (foreign, []), (foreign[1:], ["1 of 1"])):  # an unknown label of 3, and of 1
+        trees = write(tmp_path / "foreign.mrg", lines)
+        said = [f"{trees}: labels: {of} nodes have labels that the training data lacks; are these trees of " for of in noticed]
+        errors = [line for line in translate(f"trees={trees}", out=own)[1] if "labels: " in line]
+        assert len(errors) == len(said) and all(one in line for one, line in zip(said, errors, strict=True))
     trees = write(tmp_path / "wrong.mrg", ["(S (NN ba) (NN bo) (NN bi))", "(S (NN ba)", "(S (NN ba) (NN -LRB-) (NN da))"])
     found, errors = translate(f"input={source}", f"trees={trees}", out=own)
     assert found == ["", "", ""]

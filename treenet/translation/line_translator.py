@@ -83,7 +83,8 @@ def input_form(settings: LineSettings, run: AnyPath) -> InputForm:
 
 def build_line_encoder(run: LoadedModel, *, given_trees: bool, max_pieces: int) -> RawLineEncoder:
     """Build the maker of rows from raw lines, for the model of a run. Raises UserError if lines lack what the model reads."""
-    encoder = RawLineEncoder(run.data, given_trees=given_trees, max_pieces=max_pieces)
+    reads_labels = run.model.reads.constituents
+    encoder = RawLineEncoder(run.data, given_trees=given_trees, max_pieces=max_pieces, reads_labels=reads_labels)
     if run.model.reads.reads_arcs and not encoder.gives_arcs:
         raise UserError(
             "the model reads arcs of words, but bracketed trees have none; leave trees out, or choose a run on a data set with "

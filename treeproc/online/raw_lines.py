@@ -16,7 +16,7 @@ from treeproc.parsers.config import ARCS_FAILED, PARTLY, TAG_FORM, is_fallback
 from treeproc.readers.labelled import TableForm
 from treeproc.readers.line_forms import is_blank, join_with_blanks
 from treeproc.readers.treebanks import read_trees
-from treeproc.shards.schema import UNK_ID, without_tag
+from treeproc.shards.schema import UNK_ID, UNKNOWN_LABEL_ID, without_tag
 from treeproc.stages.filters import is_doubtful, known, stride_of
 from treeproc.stages.text_warnings import SideNotices, Wanted, is_noticed
 
@@ -81,12 +81,14 @@ class EncodedLine:
 class RawLineEncoder:
     """Encodes raw lines for a model, with the parser and vocabulary of the data set in folder `data`.
 
-    `max_pieces` is the length limit of a line, in pieces of the vocabulary. Raises UserError as `LineEncoder` does.
+    `max_pieces` is the length limit of a line, in pieces of the vocabulary. Unless the model `reads_labels`, labels that the
+    training data lacks are no reason for a notice. Raises UserError as `LineEncoder` does.
     """
 
-    def __init__(self, data: AnyPath, *, given_trees: bool, max_pieces: int):
+    def __init__(self, data: AnyPath, *, given_trees: bool, max_pieces: int, reads_labels: bool = True):
         self._encoder, self._given_trees, self._max_pieces = LineEncoder(data, given_trees=given_trees), given_trees, max_pieces
         self._vocab = data / "encoded" / "vocab"
+        self._checks_labels = given_trees and reads_labels
 
     @property
     def gives_arcs(self) -> bool:
@@ -138,7 +140,7 @@ class RawLineEncoder:
             draft.add_constraints([next(pieces) for _ in draft.constraints.pieces_of], self._max_pieces)
 
     def notices(self, lines: Sequence[EncodedLine], first_id: int = 0, unit: str = "line") -> dict[str, str]:
-        """Return the notices about the complete input, by kind: escapes, tokens, plain text, another language.
+        """Return the notices about the complete input, by kind: escapes, tokens, plain text, another language, other labels.
 
         `unit` names a line in them.
         """
@@ -158,7 +160,16 @@ class RawLineEncoder:
         noticed = [kind for kind in facts if kind != "lines" and is_noticed(kind, facts)]
         if "tokens" in noticed and "escapes" in noticed:
             noticed.remove("escapes")  # one thing to undo, reported once
-        return {kind: self._message(kind, facts, unit) for kind in noticed}
+        return {kind: self._message(kind, facts, unit) for kind in noticed} | self._notice_labels(lines)
+
+    def _notice_labels(self, lines: Sequence[EncodedLine]) -> dict[str, str]:
+        """Return a notice if the training data lacks the labels of half of the nodes of the given trees."""
+        rows = [line.row for line in lines if line.row is not None] if self._checks_labels else ()
+        labels = np.concatenate([np.asarray(row["nodes"]["label"]) for row in rows]) if rows else np.array([])
+        if not len(labels) or 2 * (unknown := int((labels == UNKNOWN_LABEL_ID).sum())) < len(labels):
+            return {}
+        lacks = f"{unknown:,} of {len(labels):,} nodes have labels that the training data lacks"
+        return {"labels": f"labels: {lacks}; are these trees of the data set's parser?"}
 
     def _message(self, kind: str, facts: dict, unit: str) -> str:
         found = facts[kind]
