@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from treenet.runs.checkpoint import (
     write_checkpoint,
 )
 from treenet.runs.checkpoint_io import load_checkpoint
-from treenet.runs.run_folder import absolute_checkpoint
+from treenet.runs.run_folder import absolute_checkpoint, checkpoint_path
 from treeproc.common.settings import UserError
 
 META = {"data_fingerprint": "abc"}
@@ -205,3 +206,9 @@ def test_a_checkpoint_for_another_process_does_not_depend_on_the_working_folder(
     monkeypatch.chdir(tmp_path)
     names = ["averaged", "initial", "20", "run/checkpoints/step_00000020", "/x/y"]
     assert [absolute_checkpoint(name) for name in names] == [*names[:3], str(tmp_path / names[3]), "/x/y"]
+    uri = "s3://b/run/checkpoints/step_00000010"
+    assert absolute_checkpoint(uri) == uri and checkpoint_path(tmp_path, "x/y") == Path("x/y")
+    with pytest.raises(
+        UserError, match=f"^checkpoint must be averaged, a step or a local path, but is {uri}; give its run as --out"
+    ):
+        checkpoint_path(tmp_path, uri)

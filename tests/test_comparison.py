@@ -136,7 +136,9 @@ def test_a_file_is_scored_as_a_run_is(runs, main, capsys):
     assert "test.file.other: this result replaces one of other settings" in capsys.readouterr().err
     turned = write_turned(data, runs / "turned")
     of_b = f"hypotheses={translations}"
-    with pytest.raises(UserError, match=r"^hypotheses: .*/b/translations.test.txt has scores against other references than those "):
+    with pytest.raises(
+        UserError, match=r"^hypotheses: .*/b/translations.test.txt has scores against other references than those "
+    ):
         main([of_b, f"data={turned}", "--out", str(runs / "a")])
     main([of_b, f"data={data}", "--out", str(runs / "a")])
     main([of_b, f"references={runs / 'references.txt'}", "--out", str(runs / "a")])
@@ -408,7 +410,9 @@ def test_predictions_that_do_not_belong_together_are_refused(main, tmp_path, run
         main(["--compare", str(a), str(a), "target_language=de"])
     with pytest.raises(UserError, match=r"checkpoint: leave it out, or give the file of a result"):
         main(["--compare", str(runs / "a"), str(runs / "b"), "checkpoint=last"])
-    with pytest.raises(UserError, match=r"a/predictions.test.tsv is of other text than .*; run .*evaluate --out .*/a data=.* split=t"):
+    with pytest.raises(
+        UserError, match=r"a/predictions.test.tsv is of other text than .*; run .*evaluate --out .*/a data=.* split=t"
+    ):
         main(["--compare", str(a), str(a), f"data={runs / 'data'}"])
     text = json.loads((runs / "data" / "encoded" / "index.json").read_text())["text_fingerprint"]
     same = write_classes(tmp_path / "same", labels, labels, data=data | {"text_fingerprint": text})

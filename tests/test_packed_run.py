@@ -84,6 +84,12 @@ def test_commands_read_a_zip_and_write_nothing_beside_it(saved):
     result = run_here("translate.py", "--out", packed, f"input={lines}", f"output={saved.parent / 'out'}")
     assert result.returncode == 0, result.stderr
     assert (saved.parent / "out").read_text().splitlines() == load_run(saved).translate(LINES)
+    linked, exported = (saved.parent / name for name in ("links", "exported"))
+    align = ("align.py", "--out", packed, f"input={lines}", f"target={saved.parent / 'out'}", f"output={linked}")
+    for arguments in (align, ("export.py", packed, "--out", exported)):
+        result = run_here(*arguments)
+        assert result.returncode == 0, result.stderr
+    assert len(linked.read_text().splitlines()) == len(LINES) and load_run(exported).translate(LINES)
     result = run_here("evaluate.py", "--out", packed, f"data={saved.parent / 'data'}")
     assert result.returncode == 2 and "unpack the zip, and give the folder" in result.stderr and result.stderr.count("\n") == 1
 

@@ -441,7 +441,9 @@ def test_a_study_scores_with_all_references_and_scores_again_when_they_change(da
     change_scores(tmp_path / "other", references_fingerprint="other")
     config = load_settings(ScalingConfig, None, **{**STUDY, **steps, "grid": grid | {"more_references": [str(file)]}}, data=data)
     assert read_result(config, cell, [second])[0]["test"]["bleu"] == report["cells"][0]["bleu"]
-    with pytest.raises(UserError, match="against other references than those of .*; run .*tree-attention evaluate --out .* split=test"):
+    with pytest.raises(
+        UserError, match="against other references than those of .*; run .*tree-attention evaluate --out .* split=test"
+    ):
         read_result(config, tmp_path / "other", [second])
     record = next((tmp_path / "records").iterdir())
     of_two = {"more_references": [str(file)]}
@@ -467,9 +469,9 @@ def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tm
 
 def test_records_in_the_folder_of_the_study_are_refused_before_a_cell_is_trained(data, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "out")
-    for records in ("out", "link"):
+    for name in ("out", "link"):
         with pytest.raises(UserError, match=r"^--records must be another folder than --out, but both are .*/out$"):
-            run_study(make_study(FORM, make_config(data), tmp_path / "out", tmp_path / records))
+            run_study(make_study(FORM, make_config(data), tmp_path / "out", tmp_path / name))
     assert not (tmp_path / "out").exists()
 
 

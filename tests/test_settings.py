@@ -25,7 +25,7 @@ from treeproc.common.settings import (
     load_settings,
     read_yaml,
 )
-from treeproc.common.storage import DataPath
+from treeproc.common.storage import DataPath, as_path
 
 ALIAS_BOMB = "a0: &a0 [x,x,x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
 NO_MEMORY = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
@@ -41,6 +41,7 @@ class Outer(Settings):
     inner: Inner = Field(Inner(), description="all rates")
     files: list[DataPath] = Field([], description="files")
     folder: Path | None = Field(None, description="a folder")
+    places: tuple[Path, ...] = Field((), description="folders")
     size: PositiveInt | Literal["auto"] | None = Field(None, description="a size")
     way: Literal["l", "r"] = "l"
     none: Literal[0] | None = Field(None, description="0: off; unset: on")
@@ -122,6 +123,9 @@ def test_one_path_is_a_list_of_one():
         ("- a\n", [], r"must hold keys and values"),
         ("name: a\n", ["steps"], r"key=value"),
         ("name: a\n", ["ends=[1,"], r"^override 'ends=\[1,': lacks its closing bracket; write it without blanks, or in quot"),
+        ("name: a\n", ["folder=s3://b/h"], r"^the command line: folder: must be a local path, but is a URI \(s3://...\)"),
+        ("name: a\nfolder: HTTP://k:v@b/h\n", [], r"c.yaml: folder: must be a local path, but is a URI \(http://...\)"),
+        ("name: a\n", ["places=[x,s3://b/h]"], r"^the command line: places: must be a local path, but is a URI"),
         ("name: a\n", ["inner=x"], r"^the command line: inner: must be settings, such as inner.rate, but is 'x'$"),
         ("name: a\n", ["steps.x=1"], r"steps"),
     ],
@@ -133,7 +137,7 @@ def test_mistakes_are_one_line(tmp_path, text, overrides, message):
     assert "\n" not in str(error.value) and len(f"error: {error.value}") <= 500
 
 
-@pytest.mark.parametrize("value", ["w/exp #2", "#1.txt", "it's # \"a\" \\ b"])
+@pytest.mark.parametrize("value", ["w/exp #2", "#1.txt", 'it\'s # "a" \\ b'])
 def test_a_value_that_yaml_would_cut_is_refused_with_one_that_reads_whole(value):
     with pytest.raises(UserError, match=r"^override 'name=.* is a comment in YAML; leave it out, or give ") as error:
         load_settings(Outer, None, [f"name={value}"])
@@ -151,6 +155,12 @@ def test_a_comment_behind_or_in_a_list_is_refused(value):
     with pytest.raises(UserError, match=r"is a comment in YAML; .* as 'files=\[\"a #b\", c\]'$"):
         load_settings(Outer, None, ["name=a", f"files={value}"])
     assert load_settings(Outer, None, ["name=a", 'files=["x #1", \'#y\', "a"]']).files == [Path("x #1"), Path("#y"), Path("a")]
+
+
+def test_uris_and_names_with_colons_stay_what_they_are():
+    found = load_settings(Outer, None, ["name=s3://b/h", "files=[s3://b/h]", "folder=s3/b:c", "places=s3/b"])
+    assert found.name == "s3://b/h" and found.files == [as_path("s3://b/h")]
+    assert found.folder == Path("s3/b:c") and found.places == (Path("s3/b"),)
 
 
 def test_missing_file():

@@ -264,7 +264,8 @@ def score_file(lines: Sequence[str], given: GivenLines, settings: EvaluateSettin
         known = fingerprint_of(references)
         if read_scores(hypotheses.parent)[result].get("references_fingerprint", known) != known:
             raise UserError(
-                f"hypotheses: {hypotheses} has scores against other references than those of {of}; give its own as references=FILE"
+                f"hypotheses: {hypotheses} has scores against other references than those of {of}; give its own as "
+                "references=FILE"
             )
     check_given(references, given, settings)
     scores = {

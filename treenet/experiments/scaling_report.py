@@ -175,7 +175,9 @@ def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -
         raise UserError(f"{folder}: the scores of {split} are stale ({changed}); run the same command again without --dry-run")
     tokenizer, references = tokenizer_of(config.data, config.grid.target_language), read_references(config.data, split)
     if scores[split].get("references_fingerprint", known := fingerprint_of(references)) != known:
-        raise UserError(f"{folder}: the scores of {split} are against other references than those of {config.data}; run {command}")
+        raise UserError(
+            f"{folder}: the scores of {split} are against other references than those of {config.data}; run {command}"
+        )
     statistics = sentence_statistics(metric, read_system(folder, split).lines, references, tokenizer, more)
     sentences = dict(zip(statistics_of(metric), map(show_numbers, statistics.T), strict=True))
     if nll := read_nll(folder, split):

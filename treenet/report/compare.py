@@ -76,7 +76,9 @@ def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
                 out.append(f"{run.name} was trained on {what} than {baseline.name}{so}.")
         sides = [side_of_run(one) for one in (run, baseline)]
         if None not in sides and sides[0] != sides[1]:
-            out.append(f"{run.name} reads the {sides[0]} side of its text, {baseline.name} the {sides[1]}, so do not compare the two.")
+            out.append(
+                f"{run.name} reads the {sides[0]} side of its text, {baseline.name} the {sides[1]}, so do not compare the two."
+            )
         own, other = flatten(run.config), flatten(baseline.config)
         differing = (key for key in own | other if own.get(key) != other.get(key))
         changed = [key for key in differing if _DROPOUT.fullmatch(key) or not is_below(key, _NAMED_ELSEWHERE)]

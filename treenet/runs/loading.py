@@ -219,7 +219,8 @@ def _check_form_of_trees(data: AnyPath, index: Mapping, facts: Mapping, run: Pat
         return
     learned, given = forms_of_trees(*(one.get("tree_settings", {}) for one in (before, index)))
     shared = learned.keys() & given.keys()  # indices of earlier versions lack some
-    if changed := differences(*({name: one[name] for name in sorted(shared)} for one in (learned, given)), "tree"):
+    was, now = ({name: one[name] for name in sorted(shared)} for one in (learned, given))
+    if changed := differences(was, now, "tree"):
         raise UserError(
             f"{data} has trees of another form than {own}, which {run} learned ({'; '.join(changed)}), so scores would mean "
             f"nothing; {advise(data, own)}, and without these settings"

@@ -24,7 +24,7 @@ from treeproc.common.errors import one_line, quoted
 from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, file_lock, read_json
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.settings import UserError
-from treeproc.common.storage import AnyPath, DataPath, open_seekable
+from treeproc.common.storage import AnyPath, DataPath, RemotePath, as_path, open_seekable
 
 FACTS = "run.json"
 EXPORT_FACTS = "export.json"  # of an exported run: what it is, and its files
@@ -103,7 +103,7 @@ def checkpoint_names(checkpoint: str) -> tuple[str, ...]:
 
 def absolute_checkpoint(checkpoint: str) -> str:
     """Return a checkpoint for a process with another working folder: a path becomes absolute."""
-    return checkpoint if checkpoint_names(checkpoint) else str(Path(checkpoint).absolute())
+    return checkpoint if checkpoint_names(checkpoint) else str(as_path(checkpoint).absolute())
 
 
 @overload
@@ -111,9 +111,15 @@ def checkpoint_path(run: Path, checkpoint: str) -> Path: ...
 @overload
 def checkpoint_path(run: AnyPath, checkpoint: str) -> AnyPath: ...
 def checkpoint_path(run: AnyPath, checkpoint: str) -> AnyPath:
-    """Return the folder of `averaged`, of `initial`, of a step number, or of a path to a checkpoint. It need not exist."""
-    names = checkpoint_names(checkpoint)
-    return run / names[0] if names else Path(checkpoint)
+    """Return the folder of `averaged`, of `initial`, of a step number, or of a path to a checkpoint. It need not exist.
+
+    Raises UserError for the URI of a checkpoint.
+    """
+    if names := checkpoint_names(checkpoint):
+        return run / names[0]
+    if isinstance(place := as_path(checkpoint), RemotePath):
+        raise UserError(f"checkpoint must be averaged, a step or a local path, but is {place}; give its run as --out, and a step")
+    return place
 
 
 def name_in_results(run: Path, folder: Path) -> str:

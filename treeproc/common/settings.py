@@ -22,7 +22,7 @@ from treeproc.common.errors import UserError, from_python, quoted
 from treeproc.common.hub import HubModel
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error
 from treeproc.common.setting_facts import list_settings, value_at, walk_fields
-from treeproc.common.storage import AnyPath, as_path
+from treeproc.common.storage import AnyPath, RemotePath, as_path, scheme_of
 from treeproc.common.yaml_reader import MOST_BYTES, Yaml12Dumper, find_comment, read_yaml
 
 # Ray sets it in the process of a submitted job alone, and unpacks the job's working folder into a folder of that name. Its
@@ -116,6 +116,8 @@ class Settings(BaseModel, metaclass=_Checked):
         for one in values:
             if one == "" and _mentions(annotation, Path):
                 raise ValueError("must be a path, but is empty")
+            if (scheme := scheme_of(one)) and _mentions(annotation, Path) and not _mentions(annotation, RemotePath, str, Any):
+                raise ValueError(f"must be a local path, but is a URI ({scheme}://...)")
             if isinstance(one, bool) and not _mentions(annotation, bool, Any):
                 raise ValueError(f"must not be a truth value, but is {str(one).lower()}")
             if isinstance(one, int) and abs(one) >= 2**63:

@@ -284,6 +284,11 @@ def place_for_libraries(path: AnyPath) -> tuple[str, pyarrow.fs.FileSystem | Non
     return (str(path), None) if isinstance(path, Path) else (path.key, _file_system(path.scheme, in_parts=True))
 
 
+def scheme_of(value: object) -> str:
+    """Return the scheme of a text that is a URI; empty for all else."""
+    return match[1].lower() if isinstance(value, str) and (match := _URI.match(value)) else ""
+
+
 def as_path(value: str | AnyPath) -> AnyPath:
     """Return a local path, or the RemotePath of a URI. Raises UserError for a URI of another kind or without a bucket."""
     if not isinstance(value, str):

@@ -12,7 +12,7 @@ from treeproc.common.errors import UserError, quoted
 
 MOST_BYTES = 1 << 20
 # Tokens that end where their text does. Others end where the next text begins.
-_WRITTEN = (yaml.ScalarToken, yaml.AliasToken, yaml.AnchorToken, yaml.TagToken, yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
+_WRITTEN = (yaml.ScalarToken, yaml.AliasToken, yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 _MOST_DEPTH = 40
 _MOST_VALUES = 50_000  # with those that stand for an alias
 

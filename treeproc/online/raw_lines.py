@@ -81,8 +81,8 @@ class EncodedLine:
 class RawLineEncoder:
     """Encodes raw lines for a model, with the parser and vocabulary of the data set in folder `data`.
 
-    `max_pieces` is the length limit of a line, in pieces of the vocabulary. Unless the model `reads_labels`, labels that the
-    training data lacks are no reason for a notice. Raises UserError as `LineEncoder` does.
+    `max_pieces` is the length limit of a line, in pieces of the vocabulary. Labels that the training data
+    lacks give a notice only if the model `reads_labels`. Raises UserError as `LineEncoder` does.
     """
 
     def __init__(self, data: AnyPath, *, given_trees: bool, max_pieces: int, reads_labels: bool = True):
