@@ -7,20 +7,34 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from treeproc.common.files import atomic_output, locked, named_output
+from treeproc.common.files import atomic_output, locked
+from treeproc.common.named_output import named_output
 from treeproc.common.settings import UserError
 
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from treeproc.common.files import named_output
+from treeproc.common.named_output import named_output
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 with named_output(Path(sys.argv[1])) as file:
     file.write(bytes(100_000))
+"""
+
+TO_OUTPUT = """
+import sys
+from pathlib import Path
+from treeproc.common.folder_kinds import claim_output
+from treeproc.common.named_output import is_stream, named_output
+path = Path(sys.argv[1])
+claim_output(path, {"input": None})
+assert is_stream(path)
+with named_output(path) as file:
+    file.write(b"new\\n")
 """
 
 
@@ -68,6 +82,25 @@ def test_a_pipe_stays_a_pipe(tmp_path):
     write(tmp_path / "pipe")
     reader.join(timeout=20)
     assert got == [b"new"] and (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_an_output_that_the_shell_redirects_keeps_what_its_file_holds(tmp_path, name):
+    """Also between what others write there, as `{ command; command; } > FILE` does."""
+    (tmp_path / "all.txt").write_text("EARLIER\n")
+    with (tmp_path / "all.txt").open("ab") as file:
+        file.write(b"before\n")
+        file.flush()
+        subprocess.run([sys.executable, "-c", TO_OUTPUT, name], stdout=file, check=True, timeout=100)
+        file.write(b"after\n")
+    assert (tmp_path / "all.txt").read_text() == "EARLIER\nbefore\nnew\nafter\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["all.txt"]
+
+
+def test_an_output_that_is_not_open_is_one_line():
+    with pytest.raises(UserError, match="cannot write /dev/fd/987654: Bad file descriptor"):
+        write(Path("/dev/fd/987654"))
 
 
 def test_a_full_device_is_one_line(tmp_path):

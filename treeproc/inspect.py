@@ -11,8 +11,8 @@ import numpy as np
 
 from treeproc.common.command_line import ArgumentParser, command, run_cli
 from treeproc.common.errors import UserError, printable, require
-from treeproc.common.files import named_output
 from treeproc.common.folder_kinds import claim_output
+from treeproc.common.named_output import named_output
 from treeproc.common.provenance import describe_sessions, read_sessions
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.drawing import draw_row

@@ -26,9 +26,9 @@ from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import read_run
 from treenet.runs.run_folder import Checkpoint, checkpoint_names
 from treeproc.common.command_line import check_output, loading
-from treeproc.common.files import is_stream, named_output
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.messages import warn
+from treeproc.common.named_output import is_stream, named_output
 from treeproc.common.settings import Effect, Settings, UserError, refuse_relative_in_job
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.online.input_files import count_lines, read_raw_lines

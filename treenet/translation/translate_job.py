@@ -21,8 +21,9 @@ from treenet.translation.line_translator import LineTranslator, LineWorker, Tran
 from treenet.translation.settings import LineSettings
 from treeproc.common.command_line import check_output
 from treeproc.common.errors import require
-from treeproc.common.files import atomic_write, is_stream, json_bytes, named_output, read_json, remove_leftovers
+from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
 from treeproc.common.messages import Progress, tell, warn
+from treeproc.common.named_output import is_stream, named_output
 from treeproc.common.settings import Effect, UserError, excluded, load_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index

@@ -151,41 +151,6 @@ def cannot_read(path: AnyPath | str, error: OSError) -> UserError:
     return UserError(f"cannot read {path}: {why}")
 
 
-def is_stream(path: AnyPath) -> bool:
-    """Return whether a path is a device or a pipe, or a link to one. Such a path passes data on, and is not a file afterwards."""
-    if isinstance(path, RemotePath):
-        return False
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another name") from None
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
-@contextmanager
-def named_output(path: AnyPath) -> Iterator[IO[bytes]]:
-    """Open an output at a place that a user named. A file is `atomic_output`, also behind a link, which stays a link.
-
-    Devices and pipes are written to as they are. Raises UserError when the place or the disk refuses.
-    """
-    if not is_stream(path):
-        if isinstance(path, Path):
-            path = Path(os.path.realpath(path))
-            remove_leftovers(path.parent, path.name)
-        with atomic_output(path) as file:
-            yield file
-        return
-    try:
-        with open(str(path), "wb", buffering=0) as file:
-            yield file
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
-
-
 @contextmanager
 def locked(folder: AnyPath, *, shared: bool = False, wait_s: float = 0.0) -> Iterator[None]:
     """Hold a folder against other processes, or with those that hold it `shared` too; the lock goes with the process.

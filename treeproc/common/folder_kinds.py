@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from treeproc.common.errors import UserError
-from treeproc.common.files import atomic_write, is_stream, remove_leftovers
+from treeproc.common.files import atomic_write, remove_leftovers
+from treeproc.common.named_output import is_stream
 from treeproc.common.storage import AnyPath, RemotePath
 
 CONFIG = "config.yaml"
@@ -145,11 +146,12 @@ def claim_output(path: AnyPath, inputs: Mapping[str, AnyPath | None], option: st
     Raises UserError if it is one of `inputs`, perhaps by another name, or a place for files of a folder of `KINDS`. Also if it
     is a folder, or lies in a folder that is missing.
     """
-    if is_stream(path):
-        return
-    for name, one in inputs.items():
+    streams = is_stream(path)
+    for name, one in inputs.items() if not streams or path.is_file() else ():  # a redirect may lead to a file, too
         if one is not None and is_same_file(path, one):
             raise UserError(f"{option} must be another file than {name}, which it would replace, but both are {one}")
+    if streams:
+        return
     _refuse_owned(path, None, option)
     if isinstance(path, Path):
         place = Path(os.path.realpath(path))
