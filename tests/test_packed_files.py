@@ -5,6 +5,8 @@ import gzip
 import io
 import lzma
 import random
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -52,6 +54,18 @@ def damaged(content: bytes, seed: int, flips: int, cuts: int) -> list[tuple[int,
         copy[place // 8] ^= 1 << place % 8
         out.append((place // 8, bytes(copy)))
     return out + [(place, content[:place]) for place in rng.sample(range(len(content)), cuts)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"])
+def test_standard_input_that_a_file_gives_is_read_from_where_it_stands(name, tmp_path):
+    """As a pipe gives it, after `read -r header` of the shell, in every pass."""
+    (tmp_path / "h.txt").write_bytes(b"header\n" + LINES)
+    read = "import os, pathlib, sys; from treeproc.readers.numbered_lines import read_byte_lines; os.read(0, 7); "
+    read += "print([b'\\n'.join(read_byte_lines(pathlib.Path(sys.argv[1]))) for _ in range(2)])"
+    with (tmp_path / "h.txt").open("rb") as file:
+        done = subprocess.run([sys.executable, "-c", read, name], stdin=file, capture_output=True, check=True, timeout=100)
+    assert done.stdout.decode().strip() == repr([LINES.rstrip(b"\n")] * 2)
 
 
 @pytest.mark.parametrize(

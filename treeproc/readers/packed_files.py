@@ -8,6 +8,7 @@ import bz2
 import io
 import logging
 import lzma
+import os
 import re
 import stat
 import tarfile
@@ -89,6 +90,7 @@ _GZIP = _Packing("gzip", b"\x1f\x8b", _GzipMember)
 _BZIP2 = _Packing("bzip2", b"BZh", bz2.BZ2Decompressor)
 _XZ = _Packing("xz", b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY))
 _PACKINGS = {".gz": _GZIP, ".tgz": _GZIP, ".bz2": _BZIP2, ".tbz2": _BZIP2, ".xz": _XZ, ".txz": _XZ}
+_STDIN = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _ZIP, _ZIP_END, _MOST_IN_ZIP_END = ".zip", b"PK\x05\x06", 0xFFFF
 _ARCHIVES = (_ZIP, ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
@@ -112,9 +114,12 @@ def open_input(path: AnyPath) -> IO[bytes]:
     """Open a file. A compressed one, by its name, is unpacked.
 
     Raises OSError if it cannot be opened. Reading raises OSError too: `Damaged` if it is not the compressed file that its name
-    promises.
+    promises. Standard input that a file gives is read from where it stands: the shell may have taken its first lines.
     """
-    return unpacked(path.open("rb"), path.name)
+    file = path.open("rb")
+    if str(path) in _STDIN and file.seekable():
+        file.seek(os.lseek(0, 0, os.SEEK_CUR))
+    return unpacked(file, path.name)
 
 
 def unpacked(file: IO[bytes], name: str) -> IO[bytes]:
