@@ -227,6 +227,12 @@ def test_letters_apart_from_their_marks_are_told_with_the_setting_that_joins_the
     assert notices_of({"train": ["Un cafe\u0301."]}, parser={"name": "words"}, normalization="nfc")[1] == []
 
 
+def test_a_line_end_inside_a_line_moves_no_notice():
+    facts, _ = notices_of({"valid": ["One\nline.", "Two.", "Un cafe\u0301 <br>."]}, parser={"name": "words"})
+    for kind in ("decomposed", "markup"):
+        assert facts["valid"]["target"][kind] == {"count": 1, "line": 3, "text": "Un cafe\u0301 <br>."}
+
+
 def test_messages_stay_one_short_line():
     lines = [f"{'x' * 500} &apos;s <unk> , well . Yes . \u2028 {n}" for n in range(30)]
     _, messages = notices_of(

@@ -78,8 +78,11 @@ class Chunk:
     """Lines as one array of UTF-8 codes [N], each line with its end: most questions are answered without a loop over lines."""
 
     def __init__(self, lines: Sequence[str]):
-        self.lines = lines
         self.content = "\n".join([*lines, ""]).encode()
+        if self.content.count(b"\n") != len(lines):  # a format let a line end into a line
+            lines = [line.replace("\n", " ") for line in lines]
+            self.content = "\n".join([*lines, ""]).encode()
+        self.lines = lines
         self.codes = np.frombuffer(self.content, np.uint8)
         self.ends = np.flatnonzero(self.codes == ord("\n"))
         self.blank = self.codes == ord(" ")
