@@ -193,6 +193,10 @@ def test_rows_without_a_class_and_tables_under_another_name(run, tmp_path):
     head, first, *others = output.read_text().splitlines()
     assert head == "id,text,predicted,probability" and first.startswith("1,A day.,")
     assert others == ['2," ",,', '3,"a\x01', 'b",,']
+    done = run_here("classify.py", "--out", run, f"input={table}", f"output={output}.jsonl")
+    assert (
+        done.returncode == 2 and "output.jsonl is named as a table (jsonl), but the command writes a table (csv);" in done.stderr
+    )
     table.rename(tmp_path / "a.txt")
     done = run_here("classify.py", "--out", run, f"input={tmp_path / 'a.txt'}", f"output={output}")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "a.txt, line 1: expected a text, but found" in done.stderr

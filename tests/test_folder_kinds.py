@@ -25,6 +25,7 @@ from treeproc.common.folder_kinds import claim_folder, claim_output, kind_of, ma
 from treeproc.common.settings import Settings, UserError, dump_settings, load_settings
 from treeproc.common.storage import RemotePath
 from treeproc.extras.parser_training.config import TrainParserConfig
+from treeproc.online.input_files import refuse_output_name
 from treeproc.shards.store import read_index
 from treeproc.stages.preprocess import PreprocessConfig, sample_splits
 from treeproc.stages.text_work import remove_work
@@ -414,6 +415,38 @@ def test_single_files_are_not_written_over_those_of_a_folder(world, place):
         line = refusal(script, "--out", world / "run", *given, f"output={world / place}")
         assert "output: " in line and "is a place for files of" in line
     assert content(world) == before
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("o.gz", [], "is written as plain text; leave out .gz, or write to standard output and pack that"),
+        ("o.jsonl.xz", ["json_lines=true"], "is written as plain text; leave out .xz, or write to standard output and pack that"),
+        ("o.csv", [], "is named as a table (csv), but the command writes lines of text; choose another name"),
+        (
+            "o.tsv",
+            ["json_lines=true"],
+            "is named as a table (tsv), but the command writes a table (jsonl); choose another name",
+        ),
+    ],
+)
+def test_no_output_has_a_name_that_promises_another_content(world, tmp_path, name, options, message):
+    for script, inputs in (("translate.py", ["input"]), ("align.py", ["input", "target"])):
+        given = [f"{one}={world / 'text.en'}" for one in inputs]
+        line = refusal(script, "--out", world / "run", *given, *options, f"output={tmp_path / name}")
+        assert line == f"error: output: {tmp_path / name} {message}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_of_outputs_that_promise_nothing_else_are_taken(tmp_path):
+    os.mkfifo(tmp_path / "pipe.gz")
+    for name, form in (
+        ("o.de", None), ("o.tsv", None), ("o", "csv"), ("o.csv", "csv"), ("o.json", "jsonl"), ("o.txt", "jsonl"),
+        ("pipe.gz", None),
+    ):  # fmt: skip
+        refuse_output_name(tmp_path / name, form)
+    with pytest.raises(UserError, match=r"is named as a table \(jsonl\), but the command writes a table \(csv\)"):
+        refuse_output_name(tmp_path / "x.jsonl", "csv")
 
 
 def test_a_command_removes_only_its_own_files(world, tmp_path):

@@ -31,7 +31,7 @@ from treeproc.common.messages import warn
 from treeproc.common.named_output import is_stream, named_output
 from treeproc.common.settings import Effect, Settings, UserError, refuse_relative_in_job
 from treeproc.common.storage import AnyPath, DataPath
-from treeproc.online.input_files import count_lines, read_raw_lines
+from treeproc.online.input_files import count_lines, read_raw_lines, refuse_output_name
 from treeproc.online.raw_lines import EncodedLine, RawLine
 from treeproc.readers import read_lines
 from treeproc.readers.numbered_lines import unequal
@@ -153,6 +153,7 @@ def main(out: AnyPath, settings: AlignSettings) -> None:
         check_output("give output=FILE")
     else:
         claim_output(settings.output, {name: path for name, path in named.items() if name != "output"})
+        refuse_output_name(settings.output, "jsonl" if settings.json_lines else None)
     with loading():
         from treenet.analysis.alignment import alignment_error_rate, format_links
         from treenet.runs.loading import load_run

@@ -24,7 +24,8 @@ from treeproc.common.command_line import ArgumentParser, build_arg_parser, comma
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
-from treeproc.online.input_files import read_raw_lines
+from treeproc.online.input_files import read_raw_lines, refuse_output_name
+from treeproc.readers.labelled import table_form
 
 
 def _parser() -> ArgumentParser:
@@ -61,5 +62,7 @@ def main(args: argparse.Namespace) -> None:
     files = [path for path in (source, settings.trees) if path is not None]
     form = input_form(settings, args.out)
     read = partial(read_raw_lines, source, settings.trees, None, form)
-    unit = "row" if form.reads_table(settings.input) else "line"
+    of_rows = None if settings.input is None or not form.reads_table(settings.input) else table_form(settings.input.name)
+    refuse_output_name(settings.output, "jsonl" if settings.json_lines else of_rows)
+    unit = "row" if of_rows else "line"
     translate_lines(read(), name=str(files[0]), unit=unit, total=count_if_files(files, read), **common)

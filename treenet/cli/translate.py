@@ -28,7 +28,7 @@ from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import AnyPath, as_path
-from treeproc.online.input_files import ask_for_lines, count_lines, read_raw_lines
+from treeproc.online.input_files import ask_for_lines, count_lines, read_raw_lines, refuse_output_name
 from treeproc.online.raw_lines import RawLine
 
 STDIN = as_path("/dev/stdin")
@@ -72,6 +72,7 @@ def main(args: argparse.Namespace) -> None:
         return
     if settings.output is not None:
         claim_output(settings.output, {"input": source, "trees": settings.trees, "score": settings.score, **constraints})
+        refuse_output_name(settings.output, "jsonl" if settings.json_lines else None)
     files = [path for path in (source, settings.trees, settings.score, *constraints.values()) if path is not None]
     read = partial(read_raw_lines, source, settings.trees, settings.score, input_form(settings, out), **constraints)
     translate_lines(read(), settings, runs, name=str(files[0]), total=count_if_files(files, read))

@@ -1,4 +1,7 @@
-"""Input files of commands as raw lines: lines of text, or files of the format that the data set of the run was made of."""
+"""Input files of commands as raw lines: lines of text, or files of the format that the data set of the run was made of.
+
+Also the names of the files that the commands write.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -7,12 +10,14 @@ from typing import IO
 from treeproc.common.errors import quoted
 from treeproc.common.files import read_text
 from treeproc.common.folder_kinds import CONFIG
+from treeproc.common.named_output import is_stream
 from treeproc.common.settings import UserError, build_settings, read_yaml
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, TableRow, decode_all
 from treeproc.readers import FORMATS
-from treeproc.readers.labelled import LabelledConfig, form_of_line, read_new_records, refuse_table, table_form
+from treeproc.readers.labelled import LabelledConfig, TableForm, form_of_line, read_new_records, refuse_table, table_form
 from treeproc.readers.numbered_lines import has_markup, pair_up, read_byte_lines, refuse_pipes
+from treeproc.readers.packed_files import is_packed, plain_name
 from treeproc.shards.store import read_index, stage_folder
 
 ADDED = ("predicted", "probability")  # columns of a table that the output has, beside those of the input
@@ -56,6 +61,21 @@ def form_of(data: AnyPath) -> InputForm:
     if not isinstance(values, Mapping) or (name := str(values.get("format"))) not in FORMATS:
         return InputForm()
     return InputForm(name, build_settings(LabelledConfig, values.get("labelled") or {}, f"{where}: labelled"))
+
+
+def refuse_output_name(path: AnyPath | None, form: TableForm | None) -> None:
+    """Raise UserError if the name of an output promises another content than lines, or rows of `form`.
+
+    Lines may have tabs, so a name in .tsv is one for lines. Any other name that promises nothing is one for rows, too.
+    """
+    if path is None or is_stream(path):
+        return
+    if is_packed(path.name):
+        suffix = path.name.removeprefix(plain_name(path.name))
+        raise UserError(f"output: {path} is written as plain text; leave out {suffix}, or write to standard output and pack that")
+    if (named := table_form(path.name)) not in (None, form, *(["tsv"] if form is None else [])):
+        written = "lines of text" if form is None else f"a table ({form})"
+        raise UserError(f"output: {path} is named as a table ({named}), but the command writes {written}; choose another name")
 
 
 def read_raw_lines(
