@@ -299,6 +299,25 @@ def test_near_copies_are_told_and_may_be_dropped(job, caplog):
     assert str(data / "text" / "dropped.tsv") in summary(read_index(data / "encoded"), data)
 
 
+def test_control_characters_outside_of_train_are_told(job, caplog):
+    """In train they are dropped. A replacement character prevents no translation."""
+    _, config = job("without")
+    assert "control" not in caplog.text and "control" not in read_index(job("without")[0] / "text")["notices"]["test"]["source"]
+    folder = config.splits["train"].source[0].parent
+    lines = "".join(f"{line}\n" for line in ["A dog.", "A \x01 dog\tand\ufffd.", "An\x85apple", "tab\t and \ufffd"])
+    for side in ("c", "d"):
+        (folder / f"control.{side}").write_text(lines, encoding="utf-8")
+    files = {"source": [folder / "control.c"], "target": [folder / "control.d"]}
+    data, _ = job("control", splits={"train": config.splits["train"].model_dump(), "test": files})
+    notices = read_index(data / "text")["notices"]
+    assert notices["test"]["source"]["control"] == {
+        "count": 2, "line": 2, "text": "A \x01 dog\tand\ufffd.", "more": [[3, "An\x85apple"]],
+    }  # fmt: skip
+    assert "control" not in notices["test"]["target"]
+    assert "control characters: translate and classify leave such lines empty" in caplog.text
+    assert "2 of 4 lines of test source (50.0%)" in caplog.text and "2 control" in describe(data)[0]
+
+
 @pytest.fixture(scope="module")
 def composed(job):
     """A function that makes a data set of pairs with e + U+0301 and with lines of invisible characters."""

@@ -281,6 +281,9 @@ _TOLD = {
     "columns": ("looks like columns (||| or tabs), which are read as text", "give files with the text alone"),
     "lost": ("question marks in the place of letters, such as M?nchen", "convert the files again, from their first form"),
     "scripts": ("words of Latin and Cyrillic letters, which look alike", "write each word in one script"),
+    "control": (
+        "control characters: translate and classify leave such lines empty, and evaluate does not", "remove them from the files"
+    ),
     "equal": ("the target is the source", "check the files, unless copies are meant"),
     "constant": ("one line again and again", "check the files, unless this is meant"),
     "unrelated": (

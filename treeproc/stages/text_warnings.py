@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from treeproc.shards.schema import without_tag
-from treeproc.stages.filters import NOTICED_SHARE, foreign_lines, known
+from treeproc.stages.filters import NOTICED_SHARE, foreign_lines, has_control, known
 from treeproc.stages.line_rules import DAMAGE, RULES, Chunk
 from treeproc.stages.pair_notices import MOST_CHARACTERS, pair_problems
 
@@ -157,6 +157,11 @@ class TextNotices:
         if len(leaks):
             lines = {place: (self.line(split, rows[place]["example_id"]), rows[place]["source"]) for place in leaks[:_EXAMPLES]}
             self._side(split, "source").take("leaks", found_at(leaks, lines.__getitem__))
+        # In train, a filter drops them. An index has this kind only if there are such lines.
+        if split != "train" and (found := [row for row in rows if has_control(row["source"])]):
+            self._side(split, "source").take(
+                "control", found_at(found, lambda row: (self.line(split, row["example_id"]), row["source"]))
+            )
 
     def parts(self, split: str) -> dict:
         """Return what was noted of a split, for `merge`; without the samples of languages."""
