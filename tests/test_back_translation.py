@@ -337,6 +337,13 @@ def test_a_run_of_the_wrong_direction_is_refused(data, undisturbed, tmp_path, ke
     assert not (tmp_path / "out" / "config.yaml").exists()
 
 
+# Only the reader of the translation refuses them.
+JSON_LINES = (
+    b'{"a": "Ja."}\n' * 3,
+    r"^text: .*/text.de: expected a text, but found a JSON object: .*; write its texts to a file of",
+)
+
+
 def test_what_cannot_work_is_refused_before_the_training_and_can_be_corrected(data, undisturbed, tmp_path, monkeypatch):
     monkeypatch.setattr(train_run, "run_training", None)  # whatever trains fails
     out, text = tmp_path / "out", tmp_path / "text.de"
@@ -365,7 +372,7 @@ def test_what_cannot_work_is_refused_before_the_training_and_can_be_corrected(da
         with pytest.raises(UserError, match=message):
             main(arguments(data, out, *overrides))
         assert not (out / "config.yaml").exists() and not (out / "real").exists()
-    for content, message in ((b"\n \n", "there is no line with text"), (b"Ja.\n\xff\n", "text.de, line 2: .*UTF-8")):
+    for content, message in ((b"\n \n", "there is no line with text"), (b"Ja.\n\xff\n", "text.de, line 2: .*UTF-8"), JSON_LINES):
         text.write_bytes(content)
         with pytest.raises(UserError, match=message):
             main(arguments(data, out, f"text=[{text}]"))

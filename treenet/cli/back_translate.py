@@ -241,6 +241,11 @@ class BackTranslation:
         inputs = [wanted, [file_sha256(path) for path in config.text]]
         if not self.made.has("text", [text], *inputs):
             chosen, total = sample_lines(config.text, wanted, text)
+            try:
+                next(read_raw_lines(text, None, None), None)  # as the translation reads it
+            except UserError as error:
+                why = str(error).removeprefix(str(text)).removeprefix(", line 1").removeprefix(":").strip()
+                raise UserError(f"text: {', '.join(map(str, config.text))}: {why}") from None
             tell(f"  {chosen:,} of {total:,} lines of text, for {wanted:,} synthetic pairs")
             self._tell_references(text, chosen)
             self.made.add("text", [text], *inputs)
