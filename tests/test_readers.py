@@ -92,6 +92,33 @@ def test_other_length_names_both_files_and_counts(left, right, counts, tmp_path)
         rows_of(tmp_path, "parallel", left, right)
 
 
+ENDS = (
+    ("parallel", "a\n", "a\n", "lines"),
+    ("brackets", "(S (A a))\n", "a\n", "sentences"),
+    ("iwslt_xml", "a\n", "a\n", "text lines"),
+)
+
+
+@pytest.mark.parametrize(("form", "source", "target", "unit"), ENDS)
+def test_files_of_two_sides_that_do_not_end_together_are_told(form, source, target, unit, tmp_path, caplog):
+    def read(*counts: tuple[int, int], folder: str) -> int:
+        sides = [
+            [write(tmp_path, f"{folder}/{number}.{side}", lines * pair[side]) for number, pair in enumerate(counts)]
+            for side, lines in enumerate((source, target))
+        ]
+        return len(list(read_rows(form, *sides)))
+
+    assert read((3, 2), (11, 12), folder="shifted") == 14
+    first = tmp_path / "shifted" / "0"
+    wanted = f"warning: {first}.0 has 3 {unit}, but {first}.1 has 2; their pairs go over the ends of files"
+    assert [record.getMessage() for record in caplog.records] == [wanted]
+    caplog.clear()
+    assert read((3, 3), (0, 0), (2, 2), folder="together") == 5 and read((4, 4), folder="single") == 4
+    with pytest.raises(UserError, match="has 5 .*, but .* has 6;"):
+        read((3, 3), (2, 3), folder="unequal")
+    assert not caplog.records
+
+
 def test_missing_and_broken_files_and_pipes(tmp_path):
     write(tmp_path, "plain", b"")
     (tmp_path / "broken.gz").write_bytes(gzip.compress(b"x" * 1000)[:20])

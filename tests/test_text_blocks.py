@@ -448,6 +448,15 @@ def test_a_killed_stage_goes_on_with_its_splits_in_another_order(is_cut, tmp_pat
     assert stage(out, work_of(out, other), other, 2) == stage(fresh, work_of(fresh, other), other, 2)
 
 
+def test_files_of_two_sides_that_do_not_end_together_are_told(tmp_path, caplog):
+    sides = [b"a\nb\nc\n", b"d\n" * 11], [b"a\nb\n", b"d\n" * 12]
+    inputs = inputs_of(tmp_path / "files", {"train": sides, "valid": 3, "test": ([b"a\n", b"b\n"], [b"a\n", b"b\n"])})
+    on_ray(tmp_path / "out", inputs, FilterConfig(), runner()).digests()
+    first = tmp_path / "files" / "train.0"
+    wanted = f"warning: {first}.s has 3 lines, but {first}.t has 2; their pairs go over the ends of files"
+    assert [record.getMessage() for record in caplog.records] == [wanted]
+
+
 def check_kills(folder: AnyPath, inputs: Inputs, filters: FilterConfig, workers: set[str]) -> dict:
     """Kill a stage of these `workers` after each of its jobs. Returns what each of them has at the end."""
     undisturbed: list[str] = []

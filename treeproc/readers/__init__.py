@@ -5,6 +5,7 @@ A reader raises UserError with file and line on bad input. It runs twice: first 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from treeproc.common.errors import check_choice
@@ -12,7 +13,7 @@ from treeproc.common.storage import AnyPath
 from treeproc.readers.labelled import LabelledConfig, read_labelled
 from treeproc.readers.labelled_corpora import read_imdb, read_linzen, read_prefixes, read_sick
 from treeproc.readers.line_forms import Normalization, compose_row, is_blank, undo_moses
-from treeproc.readers.numbered_lines import Reading, join_names, pair_up, read_lines, read_texts
+from treeproc.readers.numbered_lines import Reading, pair_up_files, read_lines, read_texts
 from treeproc.readers.segments import read_iwslt, read_iwslt_side, read_sgm, read_sgm_side
 from treeproc.readers.treebanks import read_sentences, read_sentiment, read_trees
 
@@ -57,9 +58,8 @@ class Format:
 
 
 def _read_parallel(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Rows:
-    for left, right in pair_up(
-        read_lines(source, "parallel"), read_lines(target, "parallel"), join_names(source), join_names(target)
-    ):
+    read = partial(read_lines, reading="parallel")
+    for left, right in pair_up_files(read, source, read, target):
         yield {"source": left, "target": right}
 
 
@@ -83,11 +83,13 @@ def _of_texts(
 ) -> Format:
     """Return a format of files, folders and archives. If there is a target side, a row has its line of the same number."""
 
+    def read_source(paths: Sequence[AnyPath]) -> Rows:
+        return (row for name, lines in read_texts(paths, ranges.reading) for row in ranges.read(lines, name))
+
     def read(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Rows:
-        rows = (row for name, lines in read_texts(source, ranges.reading) for row in ranges.read(lines, name))
         if not target:
-            return rows
-        pairs = pair_up(rows, read_lines(target), join_names(source), join_names(target), "sentences")
+            return read_source(source)
+        pairs = pair_up_files(read_source, source, read_lines, target, "sentences")
         return ({**row, "target": line} for row, line in pairs)
 
     return Format(read, target, columns, ranges, classes)

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import IO, Literal, TypeVar
 
@@ -324,6 +324,53 @@ def pair_up(
             counts = (number, longer) if a is None else (longer, number)
             raise unequal(left_name, counts[0], right_name, counts[1], unit)
         yield a, b
+
+
+def pair_up_files(
+    read_left: Callable[[Sequence[AnyPath]], Iterator[Item]],
+    left: Sequence[AnyPath],
+    read_right: Callable[[Sequence[AnyPath]], Iterator[Other]],
+    right: Sequence[AnyPath],
+    unit: str = "lines",
+) -> Iterator[tuple[Item, Other]]:
+    """Return the pairs of the items of several files a side, as `pair_up` does.
+
+    Warn at the end if both sides have as many files, but these do not end together.
+    """
+    if not 1 < len(left) == len(right):
+        return pair_up(read_left(left), read_right(right), join_names(left), join_names(right), unit)
+    return _pair_up_files(read_left, left, read_right, right, unit)
+
+
+def _pair_up_files(
+    read_left: Callable[[Sequence[AnyPath]], Iterator[Item]],
+    left: Sequence[AnyPath],
+    read_right: Callable[[Sequence[AnyPath]], Iterator[Other]],
+    right: Sequence[AnyPath],
+    unit: str,
+) -> Iterator[tuple[Item, Other]]:
+    number = 0
+    ends: tuple[list[int], list[int]] = [], []
+
+    def noted(read: Callable[[Sequence[AnyPath]], Iterator], paths: Sequence[AnyPath], ends: list[int]) -> Iterator:
+        for path in paths:
+            yield from read([path])
+            ends.append(number)
+
+    sides = noted(read_left, left, ends[0]), noted(read_right, right, ends[1])
+    for pair in pair_up(*sides, join_names(left), join_names(right), unit):
+        number += 1
+        yield pair
+    lines = [[end - begin for begin, end in pairwise([0, *one])] for one in ends]
+    warn_of_file_ends(list(zip(map(str, left), lines[0], strict=True)), list(zip(map(str, right), lines[1], strict=True)), unit)
+
+
+def warn_of_file_ends(left: Sequence[tuple[str, int]], right: Sequence[tuple[str, int]], unit: str = "lines") -> None:
+    """Warn if both sides have as many files, but one is longer than the file beside it. Files are given by name and length."""
+    for (name, count), (other, other_count) in zip(left, right, strict=True) if len(left) == len(right) else ():
+        if count != other_count:
+            warn_once(f"{name} has {count} {unit}, but {other} has {other_count}; their pairs go over the ends of files")
+            return
 
 
 def unequal(left_name: str, left: int, right_name: str, right: int, unit: str = "lines") -> UserError:

@@ -6,7 +6,7 @@ from itertools import chain
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.readers.numbered_lines import join_names, pair_up, read_texts
+from treeproc.readers.numbered_lines import join_names, pair_up, pair_up_files, read_texts
 
 _TAG = re.compile(r"<(/?)(seg|doc)\b([^<>]*)>|<!--|-->", re.IGNORECASE)
 _SEGMENT = re.compile(r"<seg\b[^<>]*\bid\s*=", re.IGNORECASE)
@@ -38,8 +38,7 @@ def read_sgm(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Iterator[d
 
 def read_iwslt(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Iterator[dict]:
     """Read the pairs of IWSLT's files: lines, as in `train.tags.*`, or segments, as in `.xml`. The content of a file decides."""
-    sides = pair_up(read_iwslt_side(source), read_iwslt_side(target), join_names(source), join_names(target), "text lines")
-    for left, right in sides:
+    for left, right in pair_up_files(read_iwslt_side, source, read_iwslt_side, target, "text lines"):
         yield {"source": left, "target": right}
 
 

@@ -21,7 +21,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.common.store_requests import StoreRefuses, in_parallel
 from treeproc.readers.line_ranges import FilesChanged, read_range
-from treeproc.readers.numbered_lines import join_names, unequal
+from treeproc.readers.numbered_lines import join_names, unequal, warn_of_file_ends
 from treeproc.shards.schema import in_order, shard_name
 from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards
 from treeproc.stages.cut_inputs import CannotRead, CutInputs, TextRange, cut_inputs, mark_of
@@ -199,6 +199,10 @@ class TextWork:
                 return blocks, self._unequal(split)
             if not inputs.examples_before(split, lines):
                 return blocks, inputs.no_example(split)
+            if len(sides) == 2:
+                unit = "lines" if inputs.format == "parallel" else "sentences"
+                left, right = ([(file.name, file.lines) for file in side.files] for side in sides)
+                warn_of_file_ends(left, right, unit)
         return blocks, None
 
     def _examples(self, split: str, number: int, first: int, last: int) -> TextRange:
