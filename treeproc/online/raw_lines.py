@@ -30,7 +30,7 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table as it stands in its file, and before the first one the header."""
+    """A row of a table as it stands in its file, but with `\\n` for every line end, and before the first one the header."""
 
     form: TableForm | None
     text: str
