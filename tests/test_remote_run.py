@@ -261,10 +261,37 @@ def test_results_that_a_killed_command_left_or_that_were_removed_in_the_store_ar
         with read_run(out) as other:
             assert (other / "scores.json").exists(), "another command on this machine has not uploaded it yet"
     assert json.loads((out / "scores.json").read_bytes()).keys() == {"first"}
+    with read_run(out) as run:  # now the store has a file of results
+        add_result(run, "second")
+        (out / "metrics.jsonl").write_bytes(b"{}\n")
+        with read_run(out) as other:
+            assert json.loads((other / "scores.json").read_bytes()).keys() == {"first", "second"}
+            assert (other / "metrics.jsonl").read_bytes() == b"{}\n", "the training of another machine goes on"
+        add_result(run, "third")
+    assert json.loads((out / "scores.json").read_bytes()).keys() == {"first", "second", "third"}
     for name in ("scores.json", "translations.first.txt"):
         (out / name).unlink()
     with read_run(out) as run:
         assert not (run / "scores.json").exists()
+
+
+def test_a_search_for_trees_that_was_killed_continues_from_its_file(finished):
+    """The store has no file of it, or a shorter one; then a longer one, of another machine."""
+    out = finished.parent / "searched"
+    for name in ("config.yaml", "run.json"):
+        (out / name).write_bytes((finished / name).read_bytes())
+    mirror = mirror_of(out, only=())
+    mirror.pull()
+    name = "tree_beam.0123456789abcdef.jsonl"
+    (mirror.folder / name).write_text("[0]\n[1]\n")  # and no push
+    for there, wanted in ((None, "[0]\n[1]\n"), ("[0]\n", "[0]\n[1]\n"), ("[0]\n[1]\n[2]\n", "[0]\n[1]\n[2]\n")):
+        if there:
+            (out / name).write_bytes(there.encode())
+        mirror.pull()
+        assert (mirror.folder / name).read_text() == wanted
+    (mirror.folder / name).unlink()  # the search is complete
+    mirror.push()
+    assert name not in out.objects()
 
 
 def test_asked_to_stop_through_the_store(bucket, data):

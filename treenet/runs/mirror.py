@@ -23,7 +23,7 @@ from treenet.runs.checkpoint import (
     remove_checkpoint,
 )
 from treenet.runs.result_entries import PROBES, SCORES, SEARCHED
-from treenet.runs.run_folder import is_packed_run, unpack_run
+from treenet.runs.run_folder import FACTS, is_packed_run, unpack_run
 from treeproc.common.files import (
     OTHER_CACHE,
     TEMPORARY_PREFIX,
@@ -45,6 +45,7 @@ POLL_S = 2.0
 RAY_FOLDER = "ray"  # Ray Train's own notes, in the run folder during training
 STOP_FILE = "stop-requested"
 _OF_ENTRIES = (SCORES, PROBES)  # to which several commands add
+_OF_TRAINING = (CONFIG, FACTS, "metrics.jsonl", "provenance.json")  # which no command writes into a mirror to read
 _USED = ".used-lock"  # of a mirror to read, held by those that read and write there
 _NEVER_PULLED = (f"{RAY_FOLDER}/", "tensorboard/")  # a resumed run starts a new event file
 
@@ -105,20 +106,22 @@ class StoredRun(RunMirror):
     def pull(self) -> None:
         """Make the local folder equal the one in the store, without incomplete uploads.
 
-        A mirror to read keeps local files that the store lacks while another process uses it, which may be about to upload them.
+        A mirror to read keeps its local results while another process uses it, which may be about to upload them.
         """
         with _exclusive(self.folder):
             there = self.out.objects()
             folders = _folders_with_meta(there)
             cut_off = {_folder_of(name) for name in there if name.startswith("checkpoints/")} - folders
             self._folders_there = set(folders)
-            self._remove_all_but(there, folders, self._only is None or _is_free(self.folder))
+            is_free = self._only is None or _is_free(self.folder)
+            self._remove_all_but(there, folders, is_free)
             for folder in cut_off if self._only is None else ():
                 self._remove_there(folder)
             for folder in sorted(filter(self._reads, folders)):
                 with suppress(FileNotFoundError):  # the machine that trains has just removed it
                     self._pull_folder(folder, [name for name in there if _folder_of(name) == folder], there)
-            run_all(self._download, [name for name in there if _is_pulled(name) and _folder_of(name) not in folders | cut_off])
+            others = [name for name in there if _is_pulled(name) and _folder_of(name) not in folders | cut_off]
+            run_all(self._download, [name for name in others if not self._keeps(name, there[name], is_free)])
             self._same = {name: _stamp((self.folder / name).stat()) for name in _files_below(self.folder)}
             self._entries = {name: read_object(self.folder / name) for name in _OF_ENTRIES}
 
@@ -197,7 +200,7 @@ class StoredRun(RunMirror):
     def _remove_all_but(self, there: Collection[str], folders: Collection[str], results: bool) -> None:
         """Remove files that the store does not have, with `results` those outside of checkpoints too.
 
-        Either their upload was never finished, or they were removed there.
+        Either their upload was never finished, or they were removed there. A search that was killed continues from its file.
         """
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
         for name in _files_below(self.folder):
@@ -205,8 +208,16 @@ class StoredRun(RunMirror):
             if folder.startswith("checkpoints/"):
                 if folder not in folders:
                     remove_checkpoint(self.folder / folder)
-            elif name not in there and results:
+            elif name not in there and results and not name.startswith(SEARCHED):
                 (self.folder / name).unlink(missing_ok=True)
+
+    def _keeps(self, name: str, size: int, is_free: bool) -> bool:
+        """Return whether the file here stays, because it may have more than the one in the store, which has `size` bytes."""
+        try:
+            here = (self.folder / name).stat().st_size
+        except FileNotFoundError:
+            return False
+        return (not is_free and name not in _OF_TRAINING) or (name.startswith(SEARCHED) and here >= size)
 
     def _pull_folder(self, folder: str, names: list[str], there: dict[str, int]) -> None:
         here, meta = inside(self.folder, folder), f"{folder}/{META}"
