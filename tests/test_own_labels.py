@@ -5,6 +5,7 @@ import json
 import re
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from commands import run_here
@@ -20,6 +21,7 @@ from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.text_stage import TextStage
 from treeproc.verify import verify
 
 GOOD = {
@@ -281,6 +283,23 @@ def test_the_same_command_continues_and_other_classes_are_refused(data):
     assert {path: path.stat().st_mtime_ns for path in data.rglob("*.arrow")} == before
     with pytest.raises(UserError, match="belongs to other settings .*labelled.classes"):
         preprocess(settings_of(folder, labelled={"classes": ["good", "bad", "so so"]}), data)
+
+
+@pytest.mark.slow
+def test_a_label_that_was_corrected_before_the_text_stage_ended_is_no_class(tmp_path, monkeypatch):
+    write_files(tmp_path)
+    train, out = tmp_path / "train.tsv", tmp_path / "data"
+    config = settings_of(tmp_path, parser={"name": "words"}, tree={"tree_source": "flat"})
+    right = train.read_text()
+    train.write_text(right.replace("good\t", "aaod\t", 1))
+    with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
+        context.setattr(TextStage, "make", Mock(side_effect=KeyboardInterrupt))  # config.yaml is written
+        preprocess(config, out)
+    assert "aaod" in (out / "config.yaml").read_text()
+    train.write_text(right)
+    assert preprocess(config, out)["classes"] == ["bad", "good", "so so"]
+    assert "aaod" not in (out / "config.yaml").read_text()
+    assert preprocess(config, out)["classes"] == ["bad", "good", "so so"]
 
 
 @pytest.mark.slow

@@ -57,7 +57,10 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     config = _with_pinned_tokenizer(config, out)
     if config.parsed is not None:
         return _encode_again(config, config.parsed, out)
-    open_choice, config = config.parser.treebank_words is None, config.settled(read_written_settings(out))
+    begun = read_written_settings(out) or {}
+    if not (out / "text" / "index.json").exists():
+        begun.pop("labelled", None)  # the classes may be those of a file that was corrected since then
+    open_choice, config = config.parser.treebank_words is None, config.settled(begun)
     if open_choice and config.parser.knows_treebank_words and config.parser.treebank_words is False:
         tell(f"{out} began with parser.treebank_words=false, and continues with it")
     with phase("checking settings and parser", after=30.0):
