@@ -361,6 +361,16 @@ def test_cells_of_other_settings_are_refused_with_their_names(tmp_path):
     assert log == ["a"], "how often a line is written changes no cell"
 
 
+def test_a_cell_with_another_order_of_rates_is_another(tmp_path):
+    """The first pattern that matches a parameter counts. A record of a cell has the same rule."""
+    rates = [("encoder.*", 0.1), ("*norm*", 0.5)]
+    run(tmp_path, make_cells(tmp_path, "a", lr_scale=dict(rates)), make_work([]))
+    (other,) = make_cells(tmp_path, "a", lr_scale=dict(reversed(rates)))
+    with pytest.raises(UserError, match=r"\(a: lr_scale: another order of the same patterns\)"):
+        Ledger.open(tmp_path, [other])
+    Ledger.open(tmp_path, make_cells(tmp_path, "a", lr_scale=dict(rates)))
+
+
 def test_settings_of_cells_that_never_started_may_change(tmp_path):
     Ledger.open(tmp_path, make_cells(tmp_path, "a", max_steps=3))
     Ledger.open(tmp_path, make_cells(tmp_path, "a", max_steps=4))

@@ -210,6 +210,19 @@ def test_a_folder_of_treebanks_may_move(folder, tmp_path):
         _claim(config("new"), {"toy": "y"}, tmp_path / "out")
 
 
+def test_another_order_of_treebanks_is_refused(tmp_path):
+    """The batches name sentences by their numbers. The order of files and splits does not matter."""
+    texts = {f"{name} {part}": part for name in ("b", "a") for part in ("brackets train", "conllu train")} | {"unlabelled": "x"}
+    config = TrainParserConfig(treebank=tmp_path, language="xx")
+    _claim(config, texts, tmp_path)
+    before = (tmp_path / "run.json").read_bytes()
+    (tmp_path / "training" / "pos").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"settings or treebanks \(the order of treebanks: b, a -> a, b\); choose another --out"):
+        _claim(config, dict(sorted(texts.items())), tmp_path)
+    assert (tmp_path / "run.json").read_bytes() == before
+    _claim(config, {name: texts[name] for name in sorted(texts, key=lambda name: (name[0] != "b", name[::-1]))}, tmp_path)
+
+
 def test_bad_treebanks_are_one_line(folder, tmp_path):
     (folder / "bad.mrg").write_text((folder / "toy.mrg").read_text() + "(ROOT (S (NN a))\n")
     override = f"treebanks.toy.brackets.train=[{folder / 'bad.mrg'}]"

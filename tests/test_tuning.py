@@ -126,6 +126,9 @@ def test_trials_are_kept_and_continue_only_with_the_same_search(data, tmp_path):
     wider = {"optimizer.learning_rate": {"low": 3e-4, "high": 1, "scale": "log"}, "model.dropout": {"choices": [0.1, 0.2, 0.3]}}
     with pytest.raises(UserError, match="tune.space.optimizer.learning_rate.high: 0.01 -> 1"):
         Trials(tmp_path, settings(data, space=wider), "transformer")
+    space = {key: dimension.model_dump() for key, dimension in reversed(config.tune.space.items())}
+    with pytest.raises(UserError, match="another search .tune.space: another order of the same settings.; choose another --out"):
+        Trials(tmp_path, settings(data, space=space), "transformer")
     with pytest.raises(UserError, match="max_steps: 30 -> 40"):
         Trials(tmp_path, config.model_copy(update={"max_steps": 40}), "transformer")
 

@@ -260,6 +260,8 @@ def changed_settings(labels: Mapping, settings: dict, data_fingerprint: str, enc
     # Records leave out settings at their defaults.
     before = build_settings(TrainConfig, settings, where).model_dump(mode="json")
     lines = differences(before, cell.config.model_dump(mode="json"))
+    if not lines and list(before.get("lr_scale", ())) != list(cell.config.lr_scale):  # a dump has it only if it is set
+        lines = ["lr_scale: another order of the same patterns"]  # of which the first that matches counts
     changed = differences(dict(labels), dict(cell.labels), "labels")
     changed += [line for line in lines if not is_below(line.partition(":")[0], OPERATIONAL)]
     if data_fingerprint != cell.data_fingerprint:

@@ -275,7 +275,10 @@ def _refuse_another_search(out: AnyPath, config: TuningConfig) -> None:
     if (out / CONFIG).exists():
         before = load_settings(TuningConfig, out / CONFIG)
         then, now = (one.model_dump(mode="json", include={"tune": _OF_DRAWS}) for one in (before, config))
-        if changed := differences(then, now):
+        changed = differences(then, now)
+        if not changed and list(before.tune.space) != list(config.tune.space):
+            changed = ["tune.space: another order of the same settings"]  # draws are in this order
+        if changed:
             raise UserError(
                 f"{out} has trials of another search ({'; '.join(changed)}); choose another --out, or give the old settings"
             )

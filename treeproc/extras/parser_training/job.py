@@ -156,8 +156,12 @@ def _claim(config: TrainParserConfig, digests: dict[str, str], out: Path) -> Non
         old, new = (_learnt(c) for c in (load_settings(TrainParserConfig, out / "config.yaml"), config))
         fixed = [name for name in new if name not in MODELS or name in begun]
         changed = [line for name in fixed for line in differences(old[name], new[name], name)]
-        read = differences(read_json(out / "run.json", hint)["texts"], digests)
+        texts = read_json(out / "run.json", hint)["texts"]
+        read = differences(texts, digests)
         changed += [f"the text of {line.partition(':')[0]}" for line in read]
+        then, now = (list(dict.fromkeys(name.rsplit(" ", 2)[0] for name in one if " " in name)) for one in (texts, digests))
+        if not read and then != now:  # batches have sentences by their numbers over all treebanks
+            changed.append(f"the order of treebanks: {', '.join(then)} -> {', '.join(now)}")
         if changed:
             raise UserError(
                 f"{out} holds a training with other settings or treebanks ({'; '.join(changed)}); choose another --out, or give "
