@@ -442,5 +442,11 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
     assert report["confounded"] == {"words - trees": two}
     message = f"words - trees: the two differ in 2 things, so the difference has no single cause: {', '.join(two)}"
     assert message in format_table(report).split("\n")
+    for counts in ((20,) * 7, (5, 20, 20, 20, 20, 20, 20)):
+        for record, count in zip(records, counts, strict=True):
+            record["scores"]["test.peak"] = {"accuracy": 0.5, "chosen_from": count}
+        report = build_report(config.task, config.grid, records)
+        noted = [line for line in format_table(report).split("\n") if line.startswith("peak on test!: cells chose")]
+        assert [line.partition(" checkpoints,")[0] for line in noted] == ["peak on test!: cells chose from 5, 20"][: 5 in counts]
     report["systems"][0]["valid.accuracy"]["mean"] = 123456789.0  # numbers of any length stay apart, such as perplexities
     assert " 12345678900.00 ± " in format_table(report)

@@ -83,6 +83,7 @@ def build_report(task: str, grid: SeedGridConfig, records: Sequence[Record]) -> 
     baselines = base.by_seed("cell")
     compared = (row for row in table.where(metric="cell") if row.system != grid.baseline and row.seed in baselines)
     pairs = [(row.value, baselines[row.seed]) for row in compared]
+    peaks = {entry["chosen_from"] for one in records if "chosen_from" in (entry := one["scores"].get("test.peak", {}))}
     return {
         "task": task,
         "baseline": grid.baseline,
@@ -90,6 +91,7 @@ def build_report(task: str, grid: SeedGridConfig, records: Sequence[Record]) -> 
         "systems": rows,
         "unlike": find_unlike(records, pairs),
         "confounded": find_confounded(records, pairs, "system"),
+        **({"peaks_of": sorted(peaks)} if len(peaks) > 1 else {}),  # numbers of checkpoints
     }
 
 
@@ -230,6 +232,11 @@ def explain(report: dict) -> list[str]:
             "peak on test!: the best kept checkpoint, chosen on test itself; this is not a result, but shows the effect of such "
             "a choice"
         )
+        if "peaks_of" in report:
+            lines.append(
+                f"peak on test!: cells chose from {', '.join(map(str, report['peaks_of']))} checkpoints, and the best of more is "
+                "higher; if keep_checkpoints has changed since the first cell, use another --out to compare peaks"
+            )
     return [*lines, f"seen, p, p, Holm and stars: {EXPLAINED}", *_say_partial(report), *notes_about_cells(report)]
 
 
