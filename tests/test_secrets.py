@@ -18,7 +18,7 @@ from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.store import read_index
-from treeproc.stages.preprocess import PreprocessConfig
+from treeproc.stages.preprocess import PreprocessConfig, write_settings_once
 
 SECRET = "hunter2"
 
@@ -114,6 +114,17 @@ def test_a_data_set_does_not_choose_who_reads_the_text(job, tmp_path, monkeypatc
     monkeypatch.setenv("CORENLP_ENDPOINT", "file:///etc")
     with pytest.raises(UserError, match=r"\$CORENLP_ENDPOINT must be http"):
         LineEncoder(data)
+
+
+def test_the_server_of_a_job_may_move(tmp_path):
+    old, new, german = (
+        load_settings(PreprocessConfig, None, ["parser.name=corenlp", *more])
+        for more in ([], ["parser.endpoint=http://node8:9000"], ["parser.endpoint=http://node8:9000", "parser.language=de"])
+    )
+    for config in (old, new):
+        write_settings_once(config, tmp_path)
+    with pytest.raises(UserError, match=r"belongs to other settings \(parser.language: 'en' -> 'de'\)"):
+        write_settings_once(german, tmp_path)
 
 
 def test_settings_that_are_borrowed_name_no_server(job, tmp_path):
