@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,27 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(world):
     (out / "export.json").write_bytes(json_bytes(before))
     (out / "run.json").unlink()  # as a command that was killed while it replaced the export
     assert read_json(run_export(world, "transformer") / "export.json")["files"] == before["files"]
+
+
+def test_an_export_is_removed_after_a_kill_at_any_step_of_its_removal(world, monkeypatch):
+    out, place = run_export(world, "transformer"), world / "removed"
+    steps = [*out.rglob("*"), out]
+    for done in range(len(steps)):
+        shutil.copytree(out, place)
+        left = iter(range(done))
+
+        def remove(path, *given, real, left=left, **named):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            real(path, *given, **named)
+
+        with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
+            for name in ("unlink", "rmdir"):
+                context.setattr(Path, name, partialmethod(remove, real=getattr(Path, name)))
+            exported_run._remove(place, "--out")
+        exported_run._remove(place, "--out")
+        assert not place.exists() or not any(place.iterdir())
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def test_a_file_that_comes_while_an_export_is_made_is_not_lost(world, monkeypatch):

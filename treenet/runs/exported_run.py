@@ -8,7 +8,6 @@ The card is README.md with the YAML head that Hugging Face reads, and text for p
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,12 +91,16 @@ def _own_files(out: Path, option: str) -> list[Path]:
 
 
 def _remove(out: Path, option: str) -> None:
-    """Remove an earlier export, file by file, so that nothing else can be lost."""
-    own = [path for path in _own_files(out, option) if os.path.lexists(path)]
-    for path in own:
-        path.unlink()
-    for folder in sorted({folder for path in own for folder in path.parents if folder.is_relative_to(out)}, reverse=True):
-        folder.rmdir()
+    """Remove an earlier export, file by file, so that nothing else can be lost. Its facts are last: they say what it is."""
+    own = _own_files(out, option)
+    for path in own[:-1]:
+        path.unlink(missing_ok=True)
+    for folder in sorted({folder for path in own for folder in path.parents if out in folder.parents}, reverse=True):
+        if folder.exists():  # unless a kill came after its removal
+            folder.rmdir()
+    if own:
+        own[-1].unlink()
+        out.rmdir()
 
 
 def read_vocabulary(run: LoadedModel) -> dict[str, bytes]:
