@@ -145,6 +145,13 @@ def test_a_file_is_scored_as_a_run_is(runs, main, capsys):
     main([f"hypotheses={compressed}", f"data={turned}"])  # lines that no run is known to have
     main(["--compare", str(runs / "a" / "translations.test.file.other.txt"), str(runs / "b")])
     assert "equal on 9" in capsys.readouterr().out
+    given = [f"hypotheses={compressed}", f"references={runs / 'references.txt'}", "--out", str(runs / "more")]
+    for sources in ("one", "one", "two"):  # which COMET would read
+        shutil.copy(runs / "references.txt", runs / sources)
+        main([*given, f"sources={runs / sources}"])
+    changed = f"(asked.sources: '{runs / 'one'}' -> '{runs / 'two'}')"
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: ") and note.endswith(f"this result replaces one of other settings or data {changed}")
     (runs / "a" / "translations.test.file.other.txt").write_text("")
     with pytest.raises(UserError, match=r"has changed since .*; run tree-attention evaluate --out \S+ split=test .*hypotheses="):
         read_system(runs / "a", "test.file.other")

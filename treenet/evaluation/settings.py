@@ -126,9 +126,7 @@ class EvaluateSettings(Settings):
     references: Path | None = Field(
         None, description="with hypotheses or --compare: a file of references, instead of those of a data set"
     )
-    sources: Annotated[Path | None, Effect.NONE] = Field(
-        None, description="with references: a file of the lines that were translated, which COMET reads"
-    )
+    sources: Path | None = Field(None, description="with references: a file of the lines that were translated, which COMET reads")
     more_references: list[Path] = Field(
         [],
         description="files of further references, plain or compressed, one line for each example of the split. BLEU, chrF, TER "

@@ -91,7 +91,7 @@ def _own_files(out: Path, option: str) -> list[Path]:
 
 
 def _remove(out: Path, option: str) -> None:
-    """Remove an earlier export, file by file, so that nothing else can be lost. Its facts are last: they say what it is."""
+    """Remove an earlier export, file by file, so that nothing else can be lost. export.json, which marks it, is last."""
     own = _own_files(out, option)
     for path in own[:-1]:
         path.unlink(missing_ok=True)

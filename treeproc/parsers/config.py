@@ -143,13 +143,13 @@ class ParserConfig(Settings):
         description="first words of lines, before the text: <2de> for the language to write, or <bt> for synthetic pairs. The "
         "parser does not read them, and each is one piece",
     )
-    endpoint: Annotated[
-        str, AfterValidator(check_endpoint), PlainSerializer(public_endpoint, when_used="json"), Effect.NONE
-    ] = Field(
-        "http://localhost:9000",
-        repr=False,
-        description="address of a running CoreNLP server, http:// or https://. It may have a user and a password, which no file "
-        "records; ~/.netrc may hold them instead",
+    endpoint: Annotated[str, AfterValidator(check_endpoint), PlainSerializer(public_endpoint, when_used="json"), Effect.NONE] = (
+        Field(
+            "http://localhost:9000",
+            repr=False,
+            description="address of a running CoreNLP server, http:// or https://. It may have a user and a password, which no file "
+            "records; ~/.netrc may hold them instead",
+        )
     )
 
     @model_validator(mode="after")
