@@ -74,6 +74,8 @@ def public_endpoint(endpoint: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
+_Endpoint = Annotated[str, AfterValidator(check_endpoint), PlainSerializer(public_endpoint, when_used="json")]
+
 ParserName = Literal["stanza", "shipped", "corenlp", "spacy", "benepar", "supar", "given", "words"]
 # Each parser with its module and its class. Those of `extras` need further packages or a server.
 PARSERS: dict[ParserName, tuple[str, str]] = {
@@ -143,13 +145,11 @@ class ParserConfig(Settings):
         description="first words of lines, before the text: <2de> for the language to write, or <bt> for synthetic pairs. The "
         "parser does not read them, and each is one piece",
     )
-    endpoint: Annotated[str, AfterValidator(check_endpoint), PlainSerializer(public_endpoint, when_used="json"), Effect.NONE] = (
-        Field(
-            "http://localhost:9000",
-            repr=False,
-            description="address of a running CoreNLP server, http:// or https://. It may have a user and a password, which no file "
-            "records; ~/.netrc may hold them instead",
-        )
+    endpoint: Annotated[_Endpoint, Effect.NONE] = Field(
+        "http://localhost:9000",
+        repr=False,
+        description="address of a running CoreNLP server, http:// or https://. It may have a user and a password, which no file "
+        "records; ~/.netrc may hold them instead",
     )
 
     @model_validator(mode="after")
