@@ -84,5 +84,5 @@ def write_run(
             parameter.mul_(2)
         weights.encoder.embedding.weight[4 : 4 + 256] = 0  # bytes, which are hardly ever the most probable then
     (folder / checkpoint).parent.mkdir(exist_ok=True)
-    publish(folder / checkpoint, {WEIGHTS: lambda path: save_model(weights, str(path))}, sizes | {"ancestors": {}} | facts)
+    publish(folder / checkpoint, {WEIGHTS: lambda path: save_model(weights, str(path))}, sizes | facts)
     return folder

@@ -86,15 +86,6 @@ def test_a_checkpoint_where_a_run_was_stopped_takes_no_place_and_goes_with_the_n
     assert [checkpoint_step(folder) for folder in checkpoint_folders(tmp_path / "True")] == [10, 30]
 
 
-def test_a_checkpoint_that_names_no_ancestors_is_passed_over(tmp_path):
-    save(tmp_path, 1)
-    folder, _, _ = save(tmp_path, 2)
-    assert latest_checkpoint(tmp_path) == folder
-    content = {name: value for name, value in read_meta(folder).items() if name not in ("ancestors", "sha256")}
-    (folder / "meta.json").write_text(json.dumps({**content, "sha256": _meta_sha256(content)}))
-    assert latest_checkpoint(tmp_path).name == "step_00000001"
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt", "meta.json"])
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, name, damage, capsys):
@@ -143,7 +134,7 @@ def test_files_of_any_kind_are_no_traceback(tmp_path, files):
     meta = json.loads((folder / "meta.json").read_text())
     kept = {} if not isinstance(files, dict) or files.keys() <= meta["files"].keys() else meta["files"]
     listed = {**kept, **files} if isinstance(files, dict) else files
-    content = {"step": 1, "data_fingerprint": "abc", "ancestors": {}, "files": listed}
+    content = {"step": 1, "data_fingerprint": "abc", "files": listed}
     (folder / "meta.json").write_text(json.dumps({**content, "sha256": _meta_sha256(content)}))
     assert read_meta(folder)["files"] == listed
     assert not is_complete(folder) and latest_checkpoint(tmp_path) is None

@@ -315,8 +315,7 @@ def test_trees_of_another_form_than_those_of_the_training_are_refused(run, tmp_p
         assert evaluate_run(run, EvaluateSettings(data=make(f"like{number}", healthy)))[0] == f"test.data-like{number}"
     for name, value in {"collapse_unary": False, "binarize": "left", "side": "target"}.items():
         other = make(name, form | {name: value})
-        remedy = f"make it with vocab_from={own}, and without these settings"
-        with pytest.raises(UserError, match=rf"another form than .*/own, .* \(tree.{name}: .* -> {value!r}\), .*; {remedy}$"):
+        with pytest.raises(UserError, match=f"{name} has trees of another form than .*/own, and without these settings$"):
             evaluate_run(run, EvaluateSettings(data=other))
     facts = json.loads((own / "encoded" / "index.json").read_text())
     (own / "encoded" / "index.json").write_text(json.dumps(facts | {"fingerprint": "made again"}))

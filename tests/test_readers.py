@@ -180,12 +180,6 @@ def test_no_reference_ends_a_line(end, tmp_path):
     assert rows == [{"source": one, "target": one} for one in ("A title", "One line.")]
 
 
-@pytest.mark.parametrize("form", ["sgm", "iwslt_xml"])
-def test_white_space_that_is_text_stays_in_segments(form, tmp_path):
-    text = '<doc docid="1"><seg id="1">\u00a0a\u00a0b\u3000c \t d&#13;&#10;\n e&#160;! </seg></doc>\n'
-    assert rows_of(tmp_path, form, text, text)[0]["source"] == "a\u00a0b\u3000c d e\u00a0!"
-
-
 def test_iwslt_test_files(tmp_path):
     text = '<?xml version="1.0"?>\n<mteval>\n<doc docid="1">\n<title>T</title>\n<seg id="1"> One &amp; two. </seg>\n</doc>\n'
     assert rows_of(tmp_path, "iwslt_xml", text, text, name="a.xml") == [{"source": "One & two.", "target": "One & two."}]

@@ -695,7 +695,8 @@ def test_models_are_compared_unpaired_by_bleu_and_nll(undisturbed, recorded):
 
 def test_curves_are_thinned_with_both_ends_and_the_lowest_nll_on_valid(tmp_path):
     lines = [{"event": "train", "step": step, "loss": 1.0, "nll": None} for step in range(1, 1001)]
-    lines += [{"event": "valid", "step": step, "nll": None if step == 3 else 2.0 + abs(step - 504)} for step in range(1, 1001)]
+    nlls = {step: 2.0 + abs(step - 504) for step in range(1, 1001)} | {3: math.inf}
+    lines += [{"event": "valid", "step": step, "nll": nll} for step, nll in nlls.items()]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     curve = read_curve(tmp_path)
     steps = curve["train"]["step"]

@@ -138,11 +138,11 @@ def test_the_memory_of_a_run_is_not_that_of_an_earlier_one(data, tmp_path):
 def test_metrics_of_steps_that_run_again_are_dropped(tmp_path):
     with MetricLog(tmp_path, 0) as log:
         for step in (1, 2, 3):
-            log.write("train", step, loss=0.5 * step, missing=None)
+            log.write("train", step, loss=0.5 * step, nll=None)
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"event": "train", "st')
     with MetricLog(tmp_path, 2) as log:
-        log.write("train", 3, loss=9.0)
+        log.write("train", 3, loss=9.0, nll=None)
     assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == [(1, 0.5), (2, 1.0), (3, 9.0)]
 
 

@@ -1,7 +1,8 @@
 """Translates a split of an encoded data set with a trained model, and scores the result against the references."""
 
+import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,12 +136,24 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
         "decoding": decoding_of(settings.decoding, run).model_dump(),
     }
     name = result_name(settings, run)
-    written = write_result(folder, name, lines, references, scores, nll)  # an hour of search is not lost, however the next ends
+    written = {}
+    if not _is_written(folder, name, lines, scores):
+        # An hour of search is not lost, however the next ends.
+        written = write_result(folder, name, lines, references, scores, nll)
     try:
         learned = learned_entries(lines, references, run.data, settings, more)
     except UserError as error:
         raise UserError(f"{error}; the translations and the other scores of {name} are in {folder}") from None
-    return name, write_result(folder, name, lines, references, scores | learned, nll) if learned else written
+    return name, written if written and not learned else write_result(folder, name, lines, references, scores | learned, nll)
+
+
+def _is_written(folder: Path, name: str, lines: Sequence[str], scores: Mapping) -> bool:
+    """Return whether a result has these lines and these facts already: its learned metrics stay until there are new ones."""
+    before = read_scores(folder).get(name, {})
+    content = "".join(f"{line}\n" for line in lines).encode()
+    now: dict[str, object] = {"translations_sha256": hashlib.sha256(content).hexdigest()}
+    now |= {key: scores.get(key) for key in ("weights_sha256", "data", "asked")}
+    return all(before.get(key) == value for key, value in now.items())
 
 
 def read_sizes(data: AnyPath, split: str) -> dict[str, np.ndarray]:

@@ -24,7 +24,9 @@ from treenet.config import TrainConfig
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, Cell, CellResult, Entry, Ledger
 from treenet.jobs.train_job import on_sigterm
 from treenet.jobs.train_run import RunSummary
+from treenet.runs.checkpoint import AVERAGED, checkpoint_folders
 from treenet.runs.metrics_log import read_metrics
+from treenet.runs.run_folder import recorded_sha256
 from treeproc.common.command_line import describe_refusal
 from treeproc.common.files import atomic_write
 from treeproc.common.messages import Progress, format_seconds, is_quiet, messages_shown, tell, warn
@@ -69,7 +71,9 @@ def run_cell(cell: Cell, work: CellWork, unexpected: str = FAILED) -> CellResult
         return CellResult(status, time.monotonic() - started, scores or {}, error)
 
     try:
-        if not work.train(cell.config, cell.folder).finished:
+        # A trained model whose checkpoints were removed is only scored.
+        is_trained = not checkpoint_folders(cell.folder) and recorded_sha256(cell.folder / AVERAGED) is not None
+        if not is_trained and not work.train(cell.config, cell.folder).finished:
             return result(INTERRUPTED)
         return result(DONE, scores=work.score(cell.folder))
     except UserError as error:

@@ -301,9 +301,10 @@ def _fingerprint_pairs(pairs: ScoreLMSettings) -> str | None:
     """Return the fingerprint of the pairs that the files have now; None without the files, which a table needs no more."""
     from treenet.evaluation.minimal_pairs import open_pairs, pair_facts
 
-    if not all(path.exists() for path in ([pairs.blimp] if pairs.blimp else pairs.pairs.files)):
+    try:
+        found = open_pairs(pairs)
+    except UserError:  # a cell that needs them says so
         return None
-    found = open_pairs(pairs)
     return pair_facts(found)["pairs_fingerprint"] if found else None
 
 

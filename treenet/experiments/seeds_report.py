@@ -206,7 +206,8 @@ def _say_partial(report: dict) -> list[str]:
             found.setdefault(tuple(lack), []).append(title)
     return [
         f"no mean of {', '.join(titles)}, because some cells have no such score: {', '.join(cells)}; remove the record of each "
-        "one whose run is gone, and run compare-seeds with it in the grid"
+        "one whose run is gone, and run compare-seeds with it in the grid, and with grid.pairs, grid.blimp or grid.peak_on_test "
+        "of the others"
         for cells, titles in found.items()
     ]
 

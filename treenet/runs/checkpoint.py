@@ -128,8 +128,6 @@ def _find_fault(folder: Path, needed: Collection[str]) -> str | None:
         return f"{META} is damaged"
     if is_checkpoint_name(folder.name) and meta.get("step", checkpoint_step(folder)) != checkpoint_step(folder):
         return f"its {META} is of step {meta['step']}"
-    if is_checkpoint_name(folder.name) and not isinstance(meta.get(ANCESTORS), dict):
-        return f"its {META} does not name its ancestors"
     if FROZEN in meta and not frozen_weights(meta):
         return f"its {META} does not name its frozen weights"
     files = meta.get("files")
@@ -181,7 +179,7 @@ def frozen_sha256(meta: Mapping) -> str | None:
 def lineage(folder: Path) -> dict[str, str]:
     """Return the ancestors of what continues a checkpoint: those of the checkpoint, and itself."""
     meta = read_meta(folder)
-    return {**meta[ANCESTORS], folder.name: meta["files"][WEIGHTS]["sha256"]}
+    return {**meta.get(ANCESTORS, {}), folder.name: meta["files"][WEIGHTS]["sha256"]}
 
 
 def initial_folder(folder: Path) -> Path:
@@ -336,7 +334,7 @@ def _copy(value: Any) -> Any:
 
 
 def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool = False) -> Path:
-    """Write a checkpoint, and remove older ones. Without `ancestors` in its meta, it continues none.
+    """Write a checkpoint, and remove older ones.
 
     The last `keep` stay; with `best`, the latest and the `keep` best validated stay.
 
@@ -352,7 +350,7 @@ def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool
     }
     if (average := snapshot.average) is not None:
         writers[AVERAGE] = lambda path: save_file(average, path, {"format": "pt"})
-    publish(folder, writers, {**snapshot.meta, ANCESTORS: snapshot.meta.get(ANCESTORS, {})})
+    publish(folder, writers, snapshot.meta)
     folders = checkpoint_folders(run_dir)
     # The run resumed from the latest complete checkpoint, so a later one is damaged. It must not push out a complete one.
     done = [path for path in folders if checkpoint_step(path) <= snapshot.step]

@@ -211,10 +211,11 @@ def check_own_vocabulary(data: AnyPath, index: Mapping, facts: Mapping, run: Pat
 
 
 def _check_form_of_trees(data: AnyPath, index: Mapping, facts: Mapping, run: Path, own: AnyPath) -> None:
-    """Raise UserError if trees have another form than those that `run` learned from, if its data set `own` is still there."""
-    if not (own / "encoded" / "index.json").exists():
+    """Raise UserError if trees have another form than those that `run` learned from, if its data set `own` can be read."""
+    try:
+        before = read_index(own / "encoded")
+    except (UserError, OSError):
         return
-    before = read_index(own / "encoded")
     if before["fingerprint"] != facts["data_fingerprint"]:
         return
     learned, given = forms_of_trees(*(one.get("tree_settings", {}) for one in (before, index)))

@@ -46,6 +46,7 @@ RAY_FOLDER = "ray"  # Ray Train's own notes, in the run folder during training
 STOP_FILE = "stop-requested"
 _OF_ENTRIES = (SCORES, PROBES)  # to which several commands add
 _OF_TRAINING = (CONFIG, FACTS, "metrics.jsonl", "provenance.json")  # which no command writes into a mirror to read
+_LIKE_STORE = 0  # time of change of a file that is the same in the store: one that was written here since then has another
 _USED = ".used-lock"  # of a mirror to read, held by those that read and write there
 _NEVER_PULLED = (f"{RAY_FOLDER}/", "tensorboard/")  # a resumed run starts a new event file
 
@@ -214,10 +215,11 @@ class StoredRun(RunMirror):
     def _keeps(self, name: str, size: int, is_free: bool) -> bool:
         """Return whether the file here stays, because it may have more than the one in the store, which has `size` bytes."""
         try:
-            here = (self.folder / name).stat().st_size
+            here = (self.folder / name).stat()
         except FileNotFoundError:
             return False
-        return (not is_free and name not in _OF_TRAINING) or (name.startswith(SEARCHED) and here >= size)
+        is_new = here.st_mtime_ns != _LIKE_STORE and name not in _OF_TRAINING
+        return (not is_free and is_new) or (name.startswith(SEARCHED) and here.st_size >= size)
 
     def _pull_folder(self, folder: str, names: list[str], there: dict[str, int]) -> None:
         here, meta = inside(self.folder, folder), f"{folder}/{META}"
@@ -252,6 +254,7 @@ class StoredRun(RunMirror):
         path.parent.mkdir(parents=True, exist_ok=True)
         with (self.out / name).open() as source, atomic_output(path) as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
+        os.utime(str(path), ns=(_LIKE_STORE, _LIKE_STORE))
 
     def _put(self, name: str) -> None:
         with open(self.folder / name, "rb") as file:
@@ -265,7 +268,8 @@ class StoredRun(RunMirror):
                     (self.out / name).write_bytes(self._with_entries_there(name))
                 else:
                     (self.out / name).write_file(file)
-                self._same[name] = stamp
+                os.utime(file.fileno(), ns=(_LIKE_STORE, _LIKE_STORE))
+                self._same[name] = stamp[0], _LIKE_STORE
 
     def _with_entries_there(self, name: str) -> bytes:
         """Return a file of results with the entries that other machines wrote since the pull."""

@@ -116,12 +116,16 @@ def _without_credentials(uri: re.Match[str]) -> str:
     return f"://{'***@' * bool(at)}{place}{mark}{'***' * bool(query)}"
 
 
+# Control characters but for the tab and the line end, halves of characters, and what turns the direction of a text.
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
 def printable(text: str) -> str:
     """Return text of several lines as a terminal may have it.
 
     No character in it gives the terminal a command, or is half of one, which no stream can write.
     """
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class _Short(reprlib.Repr):

@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _StandardError(logging.StreamHandler):
-    """Writes to what `sys.stderr` is at the time. Names in damaged files give the terminal no command."""
+    """Writes to what `sys.stderr` is at the time. Names in damaged files give the terminal no command, by no logger."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -41,12 +41,12 @@ _handler = _StandardError()
 
 def tell(message: str) -> None:
     """Show a line about progress, which `--quiet` leaves out."""
-    _logger.info("%s", message)
+    _logger.info("%s", printable(message))
 
 
 def warn(message: str) -> None:
     """Show a warning or a note, which `--quiet` keeps."""
-    _logger.warning("%s", message)
+    _logger.warning("%s", printable(message))
 
 
 def is_quiet() -> bool:

@@ -58,7 +58,9 @@ def _check_arcs(data: AnyPath, config: ParserConfig, given_trees: bool) -> None:
 
 
 # Where a remedy begins; a `; ` may also stand in a path, or in a command.
-_REMEDIES = re.compile(r"; (?=(?:install|remove|restore|run|give|choose|set|put|save|start|or|shipped|models) |parser\.|Stanza )")
+_REMEDIES = re.compile(
+    r"; (?=(?:install|remove|restore|run|give|choose|set|put|save|start|or|shipped|models|leave) |parser\.|Stanza )"
+)
 _POSSIBLE = ("install ", "remove ", "restore ", "run ")  # without settings of parsers
 
 

@@ -14,7 +14,6 @@ _NO_TEXT = re.compile(r"\s*(?:<[^<>]*>)?\s*")
 _ID = re.compile(r"\b(?:doc)?id\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]+))", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#([0-9]{1,7})|#x([0-9a-fA-F]{1,6}));")
 _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
-_BLANKS = re.compile(r"[ \t\r\n]+")  # of markup; other white space, such as U+00A0, is text
 _LINE_ENDS = re.compile(r"(?:\r?\n)+")  # for which a reference may stand
 
 # Lines of IWSLT's training files that are not text. Titles and descriptions are parallel text.
@@ -95,7 +94,7 @@ def segments(lines: Iterator[str], name: str) -> Iterator[Segment]:
                 if open_id is None:
                     raise UserError(f"{name}, line {number}: </seg> without <seg>")
                 parts.append(line[position : tag.start()])
-                yield (document, open_id), _BLANKS.sub(" ", _unescape(" ".join(parts))).strip(), f"{name}, line {opened},"
+                yield (document, open_id), " ".join(_unescape(" ".join(parts)).split()), f"{name}, line {opened},"
                 open_id, parts = None, []
             else:
                 open_id, opened, found = _attribute(tag[3]), number, True

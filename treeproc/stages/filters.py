@@ -72,11 +72,14 @@ class FilterConfig(Settings):
     target_script: Script | None = Field(None, description="the same for the target side")
     min_script_share: float = Field(0.5, ge=0, le=1, description="smallest share of the letters that must be of the script")
 
-    def identity(self) -> dict:
-        """Return the filters in fingerprints, without unused filters of a later version, so that old fingerprints stay valid."""
+    def identity(self, *, earlier: bool = False) -> dict:
+        """Return the filters in fingerprints, without unused filters of a later version, so that old fingerprints stay valid.
+
+        `earlier` gives those of a version that found near copies without the marks of letters.
+        """
         if not self.drop_leaks:
             return self.model_dump(exclude={"drop_leaks"})
-        return self.model_dump() | {"near_copies": "with marks"}  # the rule of `normalised`: an earlier one removed marks
+        return self.model_dump() | ({} if earlier else {"near_copies": "with marks"})  # the rule of `normalised`
 
 
 def drop_reason(source: str, target: str | None, split: str, config: FilterConfig, tags: Collection[str] = ()) -> str | None:

@@ -191,8 +191,6 @@ def input_stamp(inputs: Inputs) -> str | None:
     facts: list[object] = [inputs.format, inputs.tokenized]
     if inputs.normalization != "none":  # so that older notes stay valid
         facts.append(inputs.normalization)
-    if inputs.format in ("sgm", "iwslt_xml"):  # an earlier version read other texts from the same files
-        facts.append("white space inside a line stays")
     if inputs.format == "labelled":
         facts.append(inputs.labelled.model_dump())
     if inputs.parser is not None:

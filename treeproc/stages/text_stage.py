@@ -144,9 +144,10 @@ class TextStage:
         if index.get("train_files") != files:
             atomic_write(self.out / "text" / "index.json", json_bytes(index | {"train_files": files}))
 
-    def _fingerprint(self, lines: dict[str, str]) -> str:
+    def _fingerprint(self, lines: dict[str, str], *, earlier: bool = False) -> str:
         config = self.config
-        reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
+        identity = config.filters.identity(earlier=earlier)
+        reading = (config.format, config.tokenized, config.labels, identity, config.rows_per_shard)
         normalization = () if config.normalization == "none" else (config.normalization,)
         filters = config.filters  # those that count words, for which a tag is none
         tags = config.tags() if filters.max_ratio or filters.source_script or filters.target_script else []
@@ -154,8 +155,10 @@ class TextStage:
 
     def _finished(self, index: Index, lines: dict[str, str]) -> list[ShardRecord] | None:
         """Return the shards of a text stage that is finished, of inputs of these digests; None if anything is missing."""
-        folder, fingerprint = self.out / "text", self._fingerprint(lines)
-        records = index.records()
+        folder, records = self.out / "text", index.records()
+        # A finished data set stays what it is: there may be runs of it.
+        known = [self._fingerprint(lines, earlier=earlier) for earlier in (False, True)]
+        fingerprint = index["fingerprint"] if index.get("fingerprint") in known else known[0]
         if index["inputs"] != lines or not has_files(folder, index):
             return None
         hash_files = hasher(choose_run(self.config.workers != 0, folder, self.record))
