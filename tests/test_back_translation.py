@@ -335,6 +335,11 @@ def test_a_run_of_the_wrong_direction_is_refused(data, undisturbed, tmp_path, ke
     with pytest.raises(UserError, match="forward translates the source of .* to its target; give a run"):
         main(arguments(data, tmp_path / "out", f"run={undisturbed / 'backward'}", key.format(forward)))
     assert not (tmp_path / "out" / "config.yaml").exists()
+    index = json.loads((other / "encoded" / "index.json").read_text())
+    index["tree_settings"]["side"] = "target"
+    (other / "encoded" / "index.json").write_text(json.dumps(index))
+    given = arguments(data, tmp_path / "out", f"run={undisturbed / 'backward'}", key.format(forward))[2:]
+    BackTranslation(load_settings(BackTranslateConfig, None, given), tmp_path / "out")  # reads the targets: the right direction
 
 
 # Only the reader of the translation refuses them.

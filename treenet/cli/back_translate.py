@@ -55,7 +55,7 @@ from treeproc.online.input_files import read_raw_lines
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.readers import read_lines
 from treeproc.shards.schema import WINDOW_ROWS
-from treeproc.shards.store import read_index, stage_folder
+from treeproc.shards.store import read_index, side_of, stage_folder
 from treeproc.stages.job_report import summary
 from treeproc.stages.keys import normalised
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
@@ -151,7 +151,8 @@ class BackTranslation:
             if not (folder / FACTS).exists():
                 continue  # it is refused where it is loaded, as is one whose data set is gone
             encoded = data_of(folder, load_settings(TrainConfig, folder / "config.yaml")) / "encoded"
-            if (encoded / "index.json").exists() and read_index(encoded).get("text_fingerprint") == text:
+            there = read_index(encoded) if (encoded / "index.json").exists() else {}
+            if there.get("text_fingerprint") == text and side_of(there) == "source":
                 raise UserError(
                     f"{run} translates the source of {self.config.data} to its target; give a run of the other direction, or "
                     "leave run out: the command trains one"
