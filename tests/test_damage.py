@@ -79,21 +79,24 @@ def test_a_stage_in_the_place_of_a_data_set_is_told_apart(data, stage):
         read_index(data / stage / "encoded")
 
 
+_METRIC = '{"event": "train", "step": %d, "nll": 1.5}'
+
+
 @pytest.mark.parametrize(
     "line",
     [
         "\0\0",  # after a power cut
-        '{"event": "train"}',
-        '{"step": 2}',
+        '{"event": "train", "nll": 1.5}',
+        '{"step": 2, "nll": 1.5}',
         "[]",
         "3",
-        '{"event": "train", "step": "2"}',
+        '{"event": "train", "step": "2", "nll": 1.5}',
         '{"event": "train", "step": 2, "nll": "x"}',
         "[" * 100_000,
     ],
 )
 def test_reading_stops_at_a_line_that_is_no_metric(tmp_path, line):
-    (tmp_path / "metrics.jsonl").write_text(f'{{"event": "train", "step": 1}}\n{line}\n{{"event": "train", "step": 3}}\n')
+    (tmp_path / "metrics.jsonl").write_text("\n".join([_METRIC % 1, line, _METRIC % 3, ""]))
     assert [line["step"] for line in read_metrics(tmp_path)] == [1]
 
 

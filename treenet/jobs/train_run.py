@@ -198,14 +198,14 @@ def describe_run(summary: RunSummary) -> str:
     return "\n".join(out)
 
 
-def _refuse_replacement(run_dir: Path, config: TrainConfig, name: AnyPath) -> None:
-    """Refuse to begin where a trained model is, or from the weights of the run itself, which the run would replace."""
+def _refuse_replacement(run_dir: Path, config: TrainConfig, facts: Mapping, name: AnyPath) -> None:
+    """Refuse to begin where the model of another training is, or from the weights of the run itself, which would be lost."""
     if config.init is not None and split_init(config.init)[0].resolve() == name.resolve():
         raise UserError(f"init: {config.init} is of the run itself, which this training would replace; choose another --out")
-    if is_complete(run_dir / AVERAGED):
+    if is_complete(run_dir / AVERAGED) and (changed := list_changes(read_meta(run_dir / AVERAGED), identity(config, facts))):
         raise UserError(
-            f"{name} has a trained model without its checkpoints, and this training would replace it; choose another --out, or "
-            f"remove {name / AVERAGED}"
+            f"{name} has a trained model of other settings ({'; '.join(changed)}), without its checkpoints, and this training "
+            f"would replace it; choose another --out, or remove {name / AVERAGED}"
         )
 
 
@@ -215,7 +215,7 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
     The folder of the encoder may move: its weights are in the checkpoints.
     """
     if not checkpoint_folders(run_dir):
-        _refuse_replacement(run_dir, config, name)
+        _refuse_replacement(run_dir, config, facts, name)
         return  # no checkpoint yet, so the user may correct a refused setting
     recorded: Mapping = read_facts(run_dir)
     own = identity(config, facts) | {name: recorded[name] for name in (INITIAL,) if name in recorded}
