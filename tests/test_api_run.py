@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.util import find_spec
 
 import numpy as np
@@ -109,6 +110,39 @@ def test_threads_get_what_one_gets(run, given):
     expected = [call() for call in calls[:4]] * 4
     with ThreadPoolExecutor(8) as threads:
         assert [one.result() for one in [threads.submit(call) for call in calls]] == expected
+
+
+def test_a_program_keeps_its_random_numbers_its_threads_and_the_mode_of_the_model(world, given):
+    lines, trees, targets = given
+    torch.manual_seed(7)
+    expected = torch.rand(6)
+    torch.manual_seed(7)
+    first, own = torch.rand(3), load_run(world / "run")
+    assert torch.cat([first, torch.rand(3)]).equal(expected)
+    own.model.train()
+    own.model.encoder.eval()
+    before = [module.training for module in own.model.modules()]
+    torch.set_num_threads(2)
+    calls = (
+        lambda: own.translate(lines[:2], trees=trees[:2]),
+        lambda: own.score(lines[:2], targets[:2], trees=trees[:2]),
+        lambda: own.attention(lines[0], targets[0], trees[0]),
+    )
+    own._encoders[False] = own._encoder(True)  # as a parser, which takes one thread
+    try:
+        for call in (*calls, lambda: own.translate(lines[:1])):
+            with suppress(UserError):
+                call()
+            assert [module.training for module in own.model.modules()] == before and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_candidates_are_as_many_as_the_beam_holds(run, given):
+    lines, trees, _ = given
+    for beam_size, expected in ((3, 3), (5, 5), (7, 5)):
+        found = run.candidates(lines[:1], trees[:1], beam_size=beam_size)
+        assert found == run.candidates(lines[:1], trees[:1], expected, beam_size=beam_size)
 
 
 def test_a_line_that_cannot_be_read_is_warned_about_and_the_others_go_on(run, given):
@@ -417,6 +451,10 @@ def test_arrow_has_the_rows(world):
     assert [row["target"] for row in table] == lines_of(world, "valid.txt")
 
 
+def rows_of(shards) -> list:
+    return list(map(place, shards))
+
+
 def test_shards_are_a_sequence_of_rows(world):
     shards = read_shards(world / "data", "train")
     ids = list(map(place, shards.to_torch()))
@@ -425,6 +463,8 @@ def test_shards_are_a_sequence_of_rows(world):
     with pytest.raises(IndexError):
         shards[len(shards)]
     assert repr(shards) == f"Shards({str(world / 'data/encoded')!r}, 'train': 40 rows in 6 shards)"
+    every = DataLoader([shards] * 2, batch_size=None, num_workers=2, collate_fn=rows_of, multiprocessing_context="fork")
+    assert list(every) == [ids, ids]  # a worker reads all rows
     shuffled = DataLoader(shards, batch_size=4, shuffle=True, collate_fn=collate)
     assert sorted(torch.cat([batch.example_ids for batch in shuffled]).tolist()) == sorted(ids)
 

@@ -163,6 +163,14 @@ def test_weights_of_multihead_attention_give_its_output(sentences, bias, batch_f
     theirs = randomise(torch.nn.MultiheadAttention(D_MODEL, HEADS, bias=bias, batch_first=batch_first)).eval()
     ours = TreeAttention.from_multihead_attention(theirs, cross=cross)
     assert not ours.training and ours.batch_first is batch_first
+    frozen = [one for one in theirs.parameters() if one is not theirs.in_proj_weight]
+    for one in frozen:
+        one.requires_grad_(False)
+    kept = TreeAttention.from_multihead_attention(theirs, cross=cross).attention
+    assert [one.requires_grad for one in kept.output.parameters()] == [False] * (1 + bias)
+    of_inputs = [kept.queries, kept.keys_values] if cross else [kept.queries_keys_values]
+    assert all([one.requires_grad for one in linear.parameters()] == [True, False][: 1 + bias] for linear in of_inputs)
+    theirs.requires_grad_(True)
     counts = [tree.num_leaves for tree in sentences]
     structure = TreeStructure.build(counts, [tree.span_array[: 0 if cross else None] for tree in sentences])
     leaves = torch.randn(len(counts), max(counts), D_MODEL, dtype=torch.float64, requires_grad=True)

@@ -471,7 +471,7 @@ def test_the_library_gives_the_classes_of_the_command(run, phrases_run, tmp_path
     model.model.train()  # as a program leaves it that trained it further: units were dropped, with more dropout than here
     with pytest.warns(UserWarning) as warned:
         found = model.classify(lines)
-    assert not model.model.training
+    assert model.model.training
     said = [str(one.message) for one in warned]
     assert [text.partition(":")[0] for text in said] == ["line 6", "line 7"] and "is empty" in said[0]
     assert {one.filename for one in warned} == {__file__}
@@ -493,6 +493,10 @@ def test_the_library_gives_the_classes_of_the_command(run, phrases_run, tmp_path
     sources, trees = [row["source"] for row in rows], [row["trees"][0] for row in rows]
     for line in load_run(phrases_run).classify(sources, trees=trees, phrases=True):
         assert line.phrases[0].text in sources and line.phrases[0].label == line.label
+    given = TREES.splitlines()  # labels that are classes: the model read none of them
+    assert load_run(phrases_run).classify(sources, trees=given) == load_run(phrases_run).classify(sources, trees=trees)
+    [word] = load_run(phrases_run).classify(["brilliancy"], trees=["(4 brilliancy)"], phrases=True)
+    assert word.phrases[0].probabilities == pytest.approx(word.probabilities, abs=2e-6)
     with pytest.warns(UserWarning, match="line 1: has several trees side by side"):
         assert load_run(phrases_run).classify(["a b"], trees=["(X (X a)) (X (X b))"]) == [None]
 

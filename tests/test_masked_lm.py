@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from treenet.data.batch import collate_rows
 from treenet.data.input_kinds import LEAVES, RowLists
 from treenet.data.splits import read_split
 from treenet.evaluation.settings import ParseSettings
-from treenet.evaluation.unsupervised_parse import find_links, gold_trees, parse_examples, parse_links, parse_run
+from treenet.evaluation.unsupervised_parse import find_links, gold_trees, has_unknown_gold, parse_examples, parse_links, parse_run
 from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_masked_lm, names_for
 from treenet.runs.loading import load_processor, load_trained
@@ -208,6 +209,24 @@ def test_a_word_of_several_pieces_is_one_word(finished):
 
 
 @slow
+def test_binary_trees_without_labels_are_no_gold_trees(finished, tmp_path):
+    """No label says which of their nodes only make them binary."""
+    data = Path(shutil.copytree(load_settings(TrainConfig, finished / "config.yaml").data, tmp_path / "data"))
+    path = data / "encoded" / "index.json"
+    index = read_json(path)
+    for source, binarize, is_unknown in (
+        ("unlabelled", "none", False),
+        ("parsed", "right", False),
+        ("unlabelled", "right", True),
+    ):
+        settings = {"tree_settings": index["tree_settings"] | {"tree_source": source, "binarize": binarize}}
+        assert has_unknown_gold(settings) is is_unknown
+    path.write_text(json.dumps(index | settings))
+    with pytest.raises(UserError, match=r"has unlabelled binary trees, .*; give the trees as treebank=\[FILE\]$"):
+        parse_run(finished, ParseSettings(data=data, parsing={"min_layer": 0}))
+
+
+@slow
 def test_words_of_a_pretrained_tokenizer_are_read_from_its_pieces(tmp_path):
     """A run on such a data set is scored; the written words are the text, against its own trees and those of a treebank."""
     pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install tokenizers")
@@ -244,6 +263,9 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     assert scores["baselines"]["balanced"]["sentence_f1"] == 1.0 and len(scores["recall_by_label"]) == 2
     # The trees and tags are the treebank's, in a run on random trees whose vocabulary has none of these tags.
     assert (out / "parses.treebank-gold.txt").read_text().splitlines()[0].count("(X ba)") == 2
+    treebank.write_text("(S (NP (X ba) (X be)) (X gu))\n(S (-NONE- *))\n(S (X gu) (X da))\n")
+    status, _, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
+    assert status == 0 and "note: 1 of 3 trees have no words, such as tree 2, and are left out" in error
     treebank.write_text("(S (X ba)\n")
     status, _, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
     assert status == 2 and "gold.mrg, line 1: 1 bracket(s) of this tree are not closed" in error

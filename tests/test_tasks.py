@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,6 +153,14 @@ def test_a_list_of_labels_says_something_if_two_real_ones_differ(tmp_path, names
     (tmp_path / "encoded" / "vocab").mkdir(parents=True)
     (tmp_path / "encoded" / "vocab" / "labels.txt").write_text("".join(f"{name}\n" for name in names))
     assert base._says_anything(tmp_path, "labels") is informative
+
+
+def test_a_grammar_reads_no_flat_trees_with_nodes_of_words(toy):
+    one, index = task(toy, name="causal_lm", model="transformer_grammar"), read_index(toy / "encoded")
+    for source, is_refused in (("flat", False), ("flat_tags", True), ("parsed", False)):
+        given = index | {"tree_settings": {"tree_source": source}}
+        with pytest.raises(UserError, match="choose a data set of tree.tree_source=flat$") if is_refused else nullcontext():
+            one.check(given)
 
 
 def test_texts_that_are_read_in_windows_are_counted_in_both_splits(tmp_path, monkeypatch):

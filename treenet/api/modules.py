@@ -93,8 +93,10 @@ class TreeAttention(nn.Module):
 
     Self-attention over the states of leaves and nodes: leaves attend to leaves, nodes to their subtrees. With `cross`, a
     decoder's queries attend to all leaves and nodes. `dropout` is that of attention weights; `tree` are the rules of the
-    paper unless others are given. Called as `nn.MultiheadAttention`, but for three things: the trees come as `structure`,
-    weights are returned on request alone, and `batch_first` is the default. `from_multihead_attention` takes its weights.
+    paper unless others are given. `from_multihead_attention` takes the weights of an `nn.MultiheadAttention`.
+
+    It is called as that, but for four things. The trees come as `structure`. They have the padding, so there are no masks.
+    Weights are returned on request alone, and `batch_first` is the default.
 
     Raises UserError for wrong arguments, for example if `embed_dim` is not a multiple of 2 * `num_heads`.
     """
@@ -137,8 +139,9 @@ class TreeAttention(nn.Module):
     ) -> "TreeAttention":
         """Build a layer with copies of the weights of an `nn.MultiheadAttention`, on its device, in its type and its mode.
 
-        Leaves then attend to leaves with its output; only the weights of the trees are new. Raises UserError for an attention
-        that `TreeAttention` cannot compute: with `add_bias_kv` or `add_zero_attn`, or with keys or values of another width.
+        What is frozen stays so. Leaves then attend to leaves with its output; only the weights of the trees are new. Raises
+        UserError for an attention that `TreeAttention` cannot compute: with `add_bias_kv` or `add_zero_attn`, or with keys or
+        values of another width.
         """
         check_type("attention", attention, nn.MultiheadAttention)
         width, weight, bias = attention.embed_dim, attention.in_proj_weight, attention.in_proj_bias
@@ -162,9 +165,13 @@ class TreeAttention(nn.Module):
         with torch.no_grad():
             for linear, first, last in parts:
                 linear.weight.copy_(weight[first * width : last * width])
+                linear.weight.requires_grad_(weight.requires_grad)
                 if bias is not None:
                     linear.bias.copy_(bias[first * width : last * width])
+                    linear.bias.requires_grad_(bias.requires_grad)
         inner.output.load_state_dict(attention.out_proj.state_dict())
+        for own, given in zip(inner.output.parameters(), attention.out_proj.parameters(), strict=True):
+            own.requires_grad_(given.requires_grad)
         return layer.train(attention.training)
 
     def forward(

@@ -4,7 +4,8 @@ Shapes: A decoder layers, H heads, T target positions, L leaves, N nodes, S = L 
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from threading import RLock
@@ -110,6 +111,18 @@ class _LineReader:
                         "weights, call torch.save(run.model.state_dict(), FILE)"
                     )
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold other calls back. Leave the number of PyTorch's threads and the mode of the model as they were."""
+        with _ALONE:
+            threads, modes = torch.get_num_threads(), [(module, module.training) for module in self.model.modules()]
+            try:
+                yield
+            finally:
+                torch.set_num_threads(threads)
+                for module, training in modes:
+                    module.training = training
+
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
@@ -138,6 +151,8 @@ class _LineReader:
         for i in range(len(given["text"])):
             fields: dict[str, Any] = {column: values[i].encode() for column, values in given.items()}
             raw.append(RawLine(**fields))
+        if trees is None:
+            torch.set_num_threads(1)  # as the data set was parsed
         encoded = self._encoder(trees is not None).encode(raw)
         for number, line in enumerate(encoded, start=1):
             empty = "" if line.row is None or len(line.row["leaves"]["piece"]) else "is empty, so the model does not read it"
@@ -191,14 +206,15 @@ class Run(_LineReader):
         self,
         lines: Sequence[str],
         trees: Sequence[str] | None = None,
-        num_best: int = 5,
+        num_best: int | None = None,
         *,
         prefixes: Sequence[str] | None = None,
         must_appear: Sequence[Sequence[str]] | None = None,
         must_not_appear: Sequence[Sequence[str]] | None = None,
         **decoding: Any,
     ) -> list[list[Translation]]:
-        """Return the `num_best` translations of every line, best first; none of a line that could not be read.
+        """Return the `num_best` translations of every line, best first; none of a line that could not be read. By default five,
+        or as many as the beam holds.
 
         With method="sampling", they are samples in the order of their numbers. Constraints are as in `translate`. Raises
         UserError for wrong settings, and for more translations than the beam holds.
@@ -210,11 +226,13 @@ class Run(_LineReader):
         self,
         lines: Sequence[str],
         trees: Sequence[str] | None,
-        num_best: int,
+        num_best: int | None,
         decoding: dict[str, Any],
         constraints: dict[str, Any],
     ) -> list[list[Translation]]:
         settings = decoding_of(build_settings(DecodingConfig, decoding, "decoding"), self.loaded)
+        if num_best is None:
+            num_best = min(5, settings.most_translations or 5)
         check_num_best(as_integer("num_best", num_best), settings, "num_best")
         if MUST_APPEAR in constraints:
             check_method(settings)
@@ -224,7 +242,7 @@ class Run(_LineReader):
                 self.model, rows, settings, num_best=num_best, processor=self.loaded.processor, device=self._device
             )
 
-        with _ALONE:
+        with self._alone():
             encoded = self._encode(lines, trees, **constraints)
             found = self._compute(search, encoded)
         for number, (line, best) in enumerate(zip(encoded, found, strict=True), start=1):
@@ -245,7 +263,7 @@ class Run(_LineReader):
         def score(rows: list[dict]) -> Iterable[ScoredTarget]:
             return score_examples(self.model, rows, settings, device=self._device)
 
-        with _ALONE:
+        with self._alone():
             encoded = self._encode(lines, trees, as_list("targets", targets, "strings, one a line"), caller=4)
             scored = self._compute(score, encoded)
         return [self._translation(found, line.target) if found else None for line, found in zip(encoded, scored, strict=True)]
@@ -263,7 +281,7 @@ class Run(_LineReader):
                 check_string(name, text)
         if not isinstance(getattr(self.model, "decoder", None), TransformerDecoder):
             raise UserError(f"{self.config.model.name} has no Transformer decoder, so it has no attention weights")
-        with _ALONE:
+        with self._alone():
             [encoded] = self._encode([line], None if tree is None else [tree], None if target is None else [target], caller=None)
             if encoded.row is None:
                 raise UserError(f"cannot read the line: {encoded.problem}")
@@ -318,9 +336,10 @@ class ClassifierRun(_LineReader):
             sides: list[Any] = [_sides("lines", lines), None if trees is None else _sides("trees", trees)]
         else:
             sides = [lines, trees]
-        with _ALONE:
+        with self._alone():
             items = join_sides(self.loaded, self._encode(*sides, caller=None))
-            found, encoder = classify_items(self.loaded, items, phrases=phrases), self._encoder(trees is not None)
+            found = list(classify_items(self.loaded, items, phrases=phrases))  # here, where no other call computes
+            encoder = self._encoder(trees is not None)
         for number, (line, _) in enumerate(items, start=1):
             if line.problem or line.note:
                 warnings.warn(f"line {number}: {line.problem or line.note}", stacklevel=3)

@@ -130,7 +130,10 @@ class Shards:
 
     def __iter__(self) -> Iterator[dict]:
         """Return the rows in order, as dictionaries of NumPy arrays; views of memory-mapped files."""
-        return iter(ShardDataset(self._shards, 0, 1))
+        for place in range(len(self._shards.records)):
+            with from_python():
+                shard = self._shards[place]
+            yield from map(shard.row, range(len(shard)))
 
     @from_python()
     def __getitem__(self, row: int) -> dict:
@@ -151,7 +154,7 @@ class Shards:
     ) -> ShardDataset:
         """Return an `IterableDataset` of rows. Ranks are those of `torch.distributed` unless they are given.
 
-        With `shuffle`, call its `set_epoch` before each epoch: rows come in an order of seed and epoch.
+        With `shuffle`, call its `set_epoch` before each epoch: rows come in an order of seed, epoch, ranks and workers.
         """
         return ShardDataset(self._shards, rank, world_size, shuffle=shuffle, seed=seed)
 

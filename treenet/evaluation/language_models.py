@@ -29,7 +29,7 @@ from treenet.evaluation.prefix_trees import ROWS, reads_prefix_trees, score_piec
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.evaluation.surprisal import END, score_words
 from treenet.evaluation.tree_beam import TreeBeam, cut_words, reads_grammar, spans_of
-from treenet.evaluation.unsupervised_parse import gold_trees
+from treenet.evaluation.unsupervised_parse import gold_trees, has_unknown_gold
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.loading import load_model, scored_splits
@@ -210,7 +210,8 @@ def score_text(scorer: Scorer, path: Path, data: AnyPath) -> tuple[list[str], di
 def describe_parses(scored: Sequence[Scored], examples: Sequence[dict], data: AnyPath) -> tuple[list[str], dict]:
     """Return more columns for the line of each example: the trees found, and the best; and the best trees' scores by brackets.
 
-    As in the trees of the data set, nodes that make a tree binary, or a word of pieces, are left out.
+    As in the trees of the data set, nodes that make a tree binary, or a word of pieces, are left out. Without labels that tell
+    them, there are no scores by brackets.
     """
     names, rows, total = read_names(data / "encoded" / "vocab" / "labels.txt"), list[str](), BracketScore()
 
@@ -223,6 +224,8 @@ def describe_parses(scored: Sequence[Scored], examples: Sequence[dict], data: An
         best = as_tree(one.words, spans_of(one.found.best, names))
         total += score_sentence(gold.tags, as_tree(one.words, gold.spans), best)
         rows.append(f"\t{one.found.trees}\t{one.found.best_nll:.6f}\t{write_brackets(best, gold.words, gold.tags)}")
+    if has_unknown_gold(read_index(data / "encoded")):
+        return rows, {}
     return rows, {f"bracket_{name}": getattr(total, name) for name in ("f1", "precision", "recall")}
 
 

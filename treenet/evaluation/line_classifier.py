@@ -174,7 +174,8 @@ def _phrases(run: LoadedClassifier, row: dict, positions: np.ndarray, span: np.n
         for start, count in zip(first.tolist(), counts.tolist(), strict=True):
             if count == 1:
                 found.setdefault((start, start + 1), positions[start])
-            elif run.config.classifier.split_words == "pieces":  # the node over the pieces learned no class
+            # The node over the pieces learned no class, but for the root of a text of one word.
+            elif run.config.classifier.split_words == "pieces" and (start, start + count) != (starts[0], ends[0]):
                 found[start, start + count] = positions[start : start + count].mean(0)
     for start, end in sorted(found, key=lambda place: (place[0], -place[1])):
         yield Phrase(_rounded(found[start, end]), start, end)

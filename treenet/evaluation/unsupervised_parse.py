@@ -194,6 +194,11 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
         gold = list(map(read_tree, brackets))
     else:
         text, trees = settings.split, index.get("tree_source", "parsed")
+        if has_unknown_gold(index):
+            raise UserError(
+                f"{run.data} has unlabelled binary trees, in which no label marks what only makes them binary; give the trees as "
+                "treebank=[FILE]"
+            )
         if trees not in PARSER_TREES:
             warn(f"note: the gold trees are {trees} trees, because {run.data} has those; give others as treebank=[FILE]")
         if trees == "parsed":
@@ -246,6 +251,12 @@ def read_tree(text: str) -> GoldTree:
     tree = normalise(tree, collapse_unary=True)
     spans = zip(tree.starts, tree.ends, strict=True)
     return GoldTree(words, tags, list(zip(spans, tree.labels, strict=True)))
+
+
+def has_unknown_gold(index: Mapping) -> bool:
+    """Return whether the trees of a data set have nodes that only make them binary, and no label that says so."""
+    settings = index.get("tree_settings", {})
+    return settings.get("tree_source") == "unlabelled" and settings.get("binarize", "none") != "none"
 
 
 def gold_trees(data: AnyPath, examples: Sequence[dict]) -> Iterator[GoldTree]:

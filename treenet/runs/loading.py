@@ -165,8 +165,9 @@ def load_model(
     if folder:
         _, model = load_trained(run, folder)
     else:
-        torch.manual_seed(config.seed)
-        model = build_task(config).build_model_that_fits(facts).eval()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            model = build_task(config).build_model_that_fits(facts).eval()
         remember_precision(model, config.precision)
     check_columns(data / "encoded", model.reads)
     if is_given and model.reads.constituents:
@@ -257,7 +258,7 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
     """Load configuration and model, in eval mode, of RUN/averaged or of the given checkpoint folder."""
     config = load_settings(TrainConfig, run_dir / "config.yaml")
     folder = checkpoint or checkpoint_folder(run_dir, AVERAGED)
-    with phase("loading the model"):
+    with phase("loading the model"), torch.random.fork_rng(devices=[]):  # a program's numbers go on as they were
         model = build_task(config).build_model_that_fits(read_json(folder / META))
         load_weights(model, folder)
     remember_precision(model, config.precision)

@@ -128,7 +128,10 @@ class TreeStructure(Structure):
 
     @classmethod
     def from_conllu(cls, text: str, *, shape: PhraseShape = "flat") -> "TreeStructure":
-        """Build one tree a sentence of a text in CoNLL-U, with the phrases of `from_arcs`.
+        """Build one tree a sentence of a text in CoNLL-U, with the phrases of `from_arcs`, and PRN over what stands in brackets.
+
+        Phrases follow from universal tags where there are any. A data set reads Penn's tags of an English file, with other
+        phrases over some single words.
 
         A multiword token whose words do not spell it is one leaf, as in data sets. Raises UserError with the line at fault.
         """

@@ -21,7 +21,7 @@ from treenet.config import BatchConfig, TrainConfig
 from treenet.config.unread import unread_settings
 from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
-from treenet.data.input_kinds import InputKind, check_columns
+from treenet.data.input_kinds import ACTIONS, InputKind, check_columns
 from treenet.data.labelled import PairSource
 from treenet.models import ClassLogits, DataFacts, Encoder, VocabSizes, find_encoder
 from treenet.models.pretrained import PretrainedLeaves
@@ -71,6 +71,11 @@ def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder])
         raise UserError(
             f"{data} has trees that need not be binary, and model.name = {model.name} reads binary ones; preprocess again with "
             f"tree.binarize=right and parsed set to its folder, and {subwords}"
+        )
+    if reads is ACTIONS and index.get("tree_settings", {}).get("tree_source") == "flat_tags":
+        raise UserError(
+            f"{data} has flat_tags trees, of which model.name = {model.name} would read the nodes of words of one piece alone; "
+            "choose a data set of tree.tree_source=flat"
         )
     check_columns(data / "encoded", reads)
     check_no_control(data, index, reads, model.name)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 
-from treeproc.common.messages import phase
+from treeproc.common.messages import phase, warn
 from treeproc.common.settings import UserError, build_settings, differences
 from treeproc.common.storage import AnyPath, inside
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_parser
@@ -200,8 +200,10 @@ def read_treebank(files: Sequence[Path], data: AnyPath, *, reads_trees: bool = T
     `LineEncoder` does.
     """
     normalization = read_index(data / "encoded").get("normalization", "none")
-    every = read_rows("brackets", files, (), normalization=normalization)
+    every = list(read_rows("brackets", files, (), normalization=normalization))
     found = [(number, row) for number, row in enumerate(every) if row["trees"]]
+    if missing := [number + 1 for number, row in enumerate(every) if not row["trees"]]:
+        warn(f"note: {len(missing):,} of {len(every):,} trees have no words, such as tree {missing[0]:,}, and are left out")
     numbers, rows = [number for number, _ in found], [row for _, row in found]
     lines, given = [row["source"] for row in rows], [Given(row["words"], row["trees"]) for row in rows]
     encoder = LineEncoder(data, given_trees=True, reads_trees=reads_trees)

@@ -15,8 +15,9 @@ from treeproc.parsers import Given, ParsedLine
 from treeproc.parsers.config import ARCS_FAILED, PARTLY, TAG_FORM, is_fallback
 from treeproc.readers.labelled import TableForm
 from treeproc.readers.line_forms import is_blank, join_with_blanks
-from treeproc.readers.treebanks import read_trees
+from treeproc.readers.treebanks import read_trees, without_names
 from treeproc.shards.schema import UNK_ID, UNKNOWN_LABEL_ID, without_tag
+from treeproc.shards.store import read_index
 from treeproc.stages.filters import is_doubtful, known, stride_of
 from treeproc.stages.text_warnings import SideNotices, Wanted, is_noticed
 
@@ -89,6 +90,12 @@ class RawLineEncoder:
         self._encoder, self._given_trees, self._max_pieces = LineEncoder(data, given_trees=given_trees), given_trees, max_pieces
         self._vocab = data / "encoded" / "vocab"
         self._checks_labels = given_trees and reads_labels
+        index = read_index(data / "encoded")
+        # Labels of sentiment trees are classes, which the model did not read.
+        of_classes = (
+            "node_labels" in index.get("columns", ()) and index.get("parser_settings", {}).get("given_labels") != "parsed"
+        )
+        self._of_classes = given_trees and of_classes
 
     @property
     def gives_arcs(self) -> bool:
@@ -202,7 +209,7 @@ class RawLineEncoder:
             draft.constraints = Constraints.read(**texts)
             if line.trees is not None:
                 own = None if line.text is None else draft.source
-                draft.source, draft.given = place_trees(own, normalize(decode(line.trees, "tree: ")))
+                draft.source, draft.given = place_trees(own, normalize(decode(line.trees, "tree: ")), of_classes=self._of_classes)
             if is_blank(without_tag(draft.source, self._encoder.tags)):
                 draft.source, draft.given = "", Given()
             if is_blank(draft.target):
@@ -325,8 +332,10 @@ def _without_control(text: str, what: str) -> str:
     return text
 
 
-def place_trees(line: str | None, trees: str) -> tuple[str, Given]:
+def place_trees(line: str | None, trees: str, *, of_classes: bool = False) -> tuple[str, Given]:
     """Return the line, its words and its trees. Without a line, it joins the words with blanks.
+
+    Labels and tags `of_classes` are left out, as `read_sentiment` does.
 
     Raises ValueError if the trees cannot be read, or if their leaves are not the words of the line.
     """
@@ -335,7 +344,7 @@ def place_trees(line: str | None, trees: str) -> tuple[str, Given]:
     except UserError as error:
         raise ValueError(f"tree: {str(error).partition(': ')[2]}") from None
     texts = [text for row in rows for text in row["words"]["text"]]
-    brackets = [text for row in rows for text in row["trees"]]
+    brackets = [without_names(text) if of_classes else text for row in rows for text in row["trees"]]
     if line is None:
         line, words = join_with_blanks(texts)
         _without_control(line, "words of the tree: ")  # which escapes may stand for

@@ -1,7 +1,7 @@
 """Treebanks in bracketed files and in CoNLL-U."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from treeproc.common.settings import UserError
 from treeproc.readers.line_forms import join_with_blanks
@@ -83,16 +83,26 @@ def read_sentiment(lines: Iterator[str], name: str) -> Iterator[dict]:
             tree = SpanTree(classes, [0], [1])
         if unknown := sorted({*classes, *tree.labels} - _CLASSES):
             raise UserError(f"{name}, line {line}: every bracket must have a class from 0 to 4, but one has {unknown[0]!r}")
-        plain = SpanTree([UNANALYSED] * len(tree), tree.starts, tree.ends)
         source, spans = join_with_blanks(words)
         yield {
             "source": source,
             "words": spans,
-            "trees": [write_brackets(plain, words, [UNANALYSED] * len(words))],
+            "trees": [_unnamed(words, tree)],
             "label": int(tree.labels[0]),
             "node_labels": list(map(int, tree.labels)),
             "leaf_labels": list(map(int, classes)),
         }
+
+
+def without_names(tree: str) -> str:
+    """Return a tree in brackets with X for every label and tag, and at least one node."""
+    words, _, spans = read_brackets(tree)
+    return _unnamed(words, spans if len(spans) else SpanTree([UNANALYSED], [0], [1]))
+
+
+def _unnamed(words: Sequence[str], tree: SpanTree) -> str:
+    plain = SpanTree([UNANALYSED] * len(tree), tree.starts, tree.ends)
+    return write_brackets(plain, words, [UNANALYSED] * len(words))
 
 
 def read_sentences(lines: Iterator[str], name: str) -> Iterator[dict]:

@@ -2,7 +2,7 @@
 
 GPT-2 has learned positions and GELU; here, its table of positions holds the sinusoids, and its feed-forward layers have ReLU.
 The tokenizer reads a line without a parser, so a piece may cross the border of two words that touch, as in `don't`. It
-reads a written `<unk>` as the special piece.
+reads a written `<unk>`, `<s>`, `</s>` or `<pad>` as the special piece.
 """
 
 import base64

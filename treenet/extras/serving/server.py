@@ -286,7 +286,7 @@ def build_config(settings: ServeSettings, entrance: Guard) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         backlog=_BACKLOG,
-        limit_concurrency=2 * settings.waiting_requests,
+        limit_concurrency=2 * settings.waiting_requests + 1,  # of uvicorn: the first number that is refused
         timeout_graceful_shutdown=_SECONDS_TO_END,
     )
 
