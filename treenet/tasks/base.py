@@ -74,7 +74,7 @@ def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder])
         )
     if reads is ACTIONS and index.get("tree_settings", {}).get("tree_source") == "flat_tags":
         raise UserError(
-            f"{data} has flat_tags trees, of which model.name = {model.name} would read the nodes of words of one piece alone; "
+            f"{data} has flat_tags trees, and model.name = {model.name} would read their nodes over words of one piece alone; "
             "choose a data set of tree.tree_source=flat"
         )
     check_columns(data / "encoded", reads)
