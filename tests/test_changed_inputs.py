@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 from folder_store import store  # noqa: F401
@@ -13,6 +14,7 @@ from treeproc.common.storage import RemotePath, as_path
 from treeproc.common.store_requests import StoreRefuses, ask
 from treeproc.shards.store import read_index, write_index, write_shard
 from treeproc.stages import text_blocks
+from treeproc.stages.filters import FilterConfig
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.run_jobs import previous_index
 from treeproc.verify import advice, verify
@@ -129,6 +131,23 @@ def test_a_finished_text_stage_refuses_other_inputs_and_stays(tmp_path):
     write_inputs(tmp_path, 8, word="wolf")
     with pytest.raises(UserError, match="the text of train differs from the text of .*; choose another --out"):
         job(tmp_path, "data")
+    assert files(tmp_path / "data") == before
+
+
+def test_a_data_set_whose_near_copies_had_another_rule_stays(tmp_path, monkeypatch):
+    """Its runs would be those of other data."""
+    write_inputs(tmp_path, 8)
+    for side in ("en", "de"):
+        (tmp_path / f"valid.{side}").write_text("The dog, number 3, sees a cat!\n")
+    train, valid = ({"source": [tmp_path / f"{name}en"], "target": [tmp_path / f"{name}de"]} for name in ("", "valid."))
+    make = partial(job, tmp_path, "data", splits={"train": train, "valid": valid}, filters={"drop_leaks": True})
+    identity = FilterConfig.identity
+    with monkeypatch.context() as version:
+        version.setattr(FilterConfig, "identity", lambda config, earlier=False: identity(config, earlier=True))
+        make()
+    before = files(tmp_path / "data")
+    assert read_index(tmp_path / "data" / "text")["totals"]["train"]["rows"] == 7
+    make()
     assert files(tmp_path / "data") == before
 
 

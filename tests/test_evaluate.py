@@ -131,6 +131,11 @@ def test_an_encoder_that_fails_after_the_search_costs_no_translations(error, run
         evaluate_run(run, asked)
     assert len((run / "translations.test.txt").read_text().splitlines()) == read_scores(run)["test"]["num_examples"] == 9
     assert "bertscore" not in read_scores(run)["test"]
+    known = read_scores(run)
+    (run / "scores.json").write_text(json.dumps({"test": known["test"] | {"bertscore": 0.5}}))
+    with pytest.raises(type(error), match=said):
+        evaluate_run(run, asked)
+    assert read_scores(run)["test"]["bertscore"] == 0.5  # of the same translations
 
 
 def test_a_second_evaluation_changes_nothing_and_others_are_added(run):

@@ -64,6 +64,20 @@ def run(folder: Path, cells: list[Cell], work: CellWork) -> dict[str, str]:
     return {name: entry.status for name, entry in ledger.entries.items()}
 
 
+def test_a_trained_model_whose_checkpoints_were_removed_is_only_scored(tmp_path):
+    cells = make_cells(tmp_path, "a", "b")
+    averaged = tmp_path / "cells" / "a" / "averaged"
+    averaged.mkdir(parents=True)
+    (averaged / "meta.json").write_text(json.dumps({"files": {"model.safetensors": {"sha256": "0"}}}))
+    trained = []
+
+    def train(config, folder):
+        trained.append(folder.name)
+        return SimpleNamespace(finished=True)
+
+    assert run(tmp_path, cells, CellWork(train, make_work([]).score)) == {"a": DONE, "b": DONE} and trained == ["b"]
+
+
 def test_cells_run_once_and_a_second_command_runs_nothing(tmp_path, capsys):
     log = []
     cells = make_cells(tmp_path, "a", "b")

@@ -32,7 +32,7 @@ from treenet.runs.run_results import read_system, warn_of_stale_results, write_r
 from treenet.tasks.base import build_task
 from treenet.training.trainer import train
 from treeproc.common.cache import cache_folder
-from treeproc.common.files import read_json
+from treeproc.common.files import json_bytes, read_json
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import RemotePath, as_path
@@ -268,6 +268,12 @@ def test_results_that_a_killed_command_left_or_that_were_removed_in_the_store_ar
             assert json.loads((other / "scores.json").read_bytes()).keys() == {"first", "second"}
             assert (other / "metrics.jsonl").read_bytes() == b"{}\n", "the training of another machine goes on"
         add_result(run, "third")
+    with read_run(out):  # another machine adds a result while this one has written none
+        there = json.loads((out / "scores.json").read_bytes())
+        (out / "scores.json").write_bytes(json_bytes(there | {"elsewhere": there["first"]}))
+        with read_run(out) as other:
+            assert "elsewhere" in json.loads((other / "scores.json").read_bytes())
+    (out / "scores.json").write_bytes(json_bytes(there))
     assert json.loads((out / "scores.json").read_bytes()).keys() == {"first", "second", "third"}
     for name in ("scores.json", "translations.first.txt"):
         (out / name).unlink()
