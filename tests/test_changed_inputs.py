@@ -66,14 +66,20 @@ def test_a_text_stage_that_was_killed_takes_the_new_inputs_and_leaves_nothing_of
     assert files(tmp_path / "data") == files(tmp_path / "fresh")
 
 
-def test_a_refused_command_leaves_the_work_of_a_killed_job(tmp_path, monkeypatch):
+def kill_before_the_first_shard(folder, monkeypatch) -> None:
+    """Leave the work of a job that had checked its inputs."""
+
     def killed(*_, **__):
         raise Killed
 
-    write_inputs(tmp_path, 8)
+    write_inputs(folder, 8)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(text_blocks, "write_shard", killed)
-        job(tmp_path, "data")
+        job(folder, "data")
+
+
+def test_a_refused_command_leaves_the_work_of_a_killed_job(tmp_path, monkeypatch):
+    kill_before_the_first_shard(tmp_path, monkeypatch)
     before = files(tmp_path / "data")
     assert any(name.endswith("checked.json") for name in before)
     with pytest.raises(UserError, match="belongs to other settings .*rows_per_shard: 4 -> 2"):
@@ -82,13 +88,7 @@ def test_a_refused_command_leaves_the_work_of_a_killed_job(tmp_path, monkeypatch
 
 
 def test_a_damaged_note_of_a_killed_job_names_its_own_way_out(tmp_path, monkeypatch):
-    def killed(*_, **__):
-        raise Killed
-
-    write_inputs(tmp_path, 8)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(text_blocks, "write_shard", killed)
-        job(tmp_path, "data")
+    kill_before_the_first_shard(tmp_path, monkeypatch)
     (note,) = (tmp_path / "data").glob(".work-*/checked.json")
     note.write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match=f"cannot read {note}: .*; remove it and run the same command again"):

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treenet.config import TrainConfig
-from treenet.jobs.train_job import Job, check_job, describe_corpora, has_text_pairs, train_job
+from treenet.jobs.train_job import Job, check_job, describe_corpora, train_job
 from treenet.runs.initial_weights import start_from_init
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import mirror_of
-from treenet.tasks.base import build_task
+from treenet.tasks.base import build_task, has_text_pairs
 from treeproc.common.messages import format_seconds, tell
 from treeproc.common.settings import refuse_relative_in_job
 from treeproc.common.storage import AnyPath

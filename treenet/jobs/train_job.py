@@ -15,7 +15,7 @@ from treenet.data.frozen_states import check_states
 from treenet.models.pretrained import ENCODER
 from treenet.models.registry import only_shapes
 from treenet.runs.mirror import STOP_FILE, RunMirror, mirror_of
-from treenet.tasks.base import Task, build_task
+from treenet.tasks.base import Task, build_task, has_text_pairs
 from treenet.training.batch_stream import plan_batches, weighted_files
 from treenet.training.optimizer import count_frozen, frozen_names
 from treenet.training.trainer import TrainOutcome, finished_outcome, train
@@ -96,11 +96,6 @@ def describe_corpora(facts: Mapping, examples: str) -> list[str]:
         f"  {one['file']}: {one['examples']:,} {examples}, weight {one['weight']:g}; {one['in_epoch']:,} in an epoch"
         for one in facts.get("corpora", ())
     ]
-
-
-def has_text_pairs(config: TrainConfig, facts: Mapping) -> bool:
-    """Return whether the examples are pairs of texts. Then their leaves and nodes are those of the padding."""
-    return config.task == "relatedness" or bool(facts.get("pairs"))
 
 
 def describe_limits(config: TrainConfig, facts: Mapping, examples: str) -> list[str]:

@@ -82,6 +82,11 @@ def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder])
     encoder.check_data(model, DataFacts(data, partial(_says_anything, data)))
 
 
+def has_text_pairs(config: TrainConfig, facts: Mapping) -> bool:
+    """Return whether the examples are pairs of texts. Then their leaves and nodes are those of the padding."""
+    return config.task == "relatedness" or bool(facts.get("pairs"))
+
+
 def describe_windows(config: TrainConfig, sizes: Mapping) -> list[str]:
     """Return a line if the pretrained encoder of a run reads texts in windows: how many of train and of valid."""
     if PRETRAINED not in sizes:
@@ -94,7 +99,7 @@ def describe_windows(config: TrainConfig, sizes: Mapping) -> list[str]:
         if most is not None and any(record.longest.get("leaves", 0) > most for record in index.records(split)):
             lengths = open_lengths(folder, split)["leaves"][:]
             of_rows = lengths  # as the limits of training count them: a pair as twice its longer text
-            if config.task == "relatedness" or index.get("pairs"):
+            if has_text_pairs(config, index):
                 of_rows = 2 * np.maximum(lengths[::2], lengths[1::2]).repeat(2)
             count = int(((lengths > most) & ((of_rows <= config.batch.max_leaves) | (split != "train"))).sum())
             found += [f"{count:,} of {len(lengths):,} texts of {split}"] * bool(count)
