@@ -33,6 +33,12 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float]:
     return fmean(values), t_quantile(len(values) - 1) * stdev(values) / len(values) ** 0.5
 
 
+def over_seeds_of(ours: Sequence[float], theirs: Sequence[float]) -> Figures:
+    """Return the mean difference over seeds, in pairs, and its 95 % interval."""
+    mean, half = over_seeds([one - other for one, other in zip(ours, theirs, strict=True)])
+    return [mean, mean - half, mean + half]
+
+
 def of_control_page() -> Sentences:
     found = {one["labels"]["model"]: one for corpus in ("labels", *DAMAGE) for one in records(f"control_c/{corpus}")}
 
@@ -118,9 +124,9 @@ def of_alignment_protocol() -> Sentences:
 # The probe, by the mean of the accuracies on singular and plural verbs.
 
 
-def accuracies(study: str, system: str) -> np.ndarray:
+def accuracies(study: str, system: str, result: str = "test") -> np.ndarray:
     """Return the accuracies in per cent on singular and on plural verbs of test: [seeds, 2]."""
-    tables = [one["scores"]["test"]["confusion"] for one in records(study) if one["labels"]["system"] == system]
+    tables = [one["scores"][result]["confusion"] for one in records(study) if one["labels"]["system"] == system]
     return np.array([[100 * counts[i] / sum(counts) for i, counts in enumerate(table)] for table in tables])
 
 
@@ -139,8 +145,7 @@ def of_probe() -> Sentences:
     own, other = (accuracies("agreement_pretrained_again", system) for system in ("tree", "tree_shuffled"))
     of_number = np.stack([own.mean(0), other.mean(0)], axis=1)
     yield "wholly on singular verbs**: {} against {}; plural ones, {} and {}.", of_number.ravel().tolist()
-    mean, half = over_seeds((own - other).mean(1).tolist())
-    yield "By the mean of both numbers, it is {} points ({} to {}, over seeds)", [mean, mean - half, mean + half]
+    yield "By the mean of both numbers, it is {} points ({} to {}, over seeds)", over_seeds_of(own.mean(1), other.mean(1))
 
 
 def of_other_claims() -> Sentences:
