@@ -1,5 +1,7 @@
 """The compact form of trees, as accelerators get it: from the same spans as the index lists, checked as strictly."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -40,25 +42,42 @@ def test_spans_and_depths_are_those_of_the_trees(sentences):
 
 
 def intervals(count: int) -> st.SearchStrategy[list[list[int]]]:
-    """[start, end, subtree_end] of nodes in their order; whether subtrees nest is left to chance."""
-    spans = [st.tuples(st.integers(0, 3), st.integers(4, 5), st.integers(i + 1, count)).map(list) for i in range(count)]
+    """[start, end, subtree_end] of nodes in their order; whether they are trees is left to chance."""
+    leaves = st.integers(0, 4).flatmap(lambda start: st.tuples(st.just(start), st.integers(start + 1, 5)))
+    spans = [st.tuples(leaves, st.integers(i + 1, count)).map(lambda node: [*node[0], node[1]]) for i in range(count)]
     return st.tuples(*spans).map(list)
 
 
-@given(trees=st.lists(st.integers(1, 5).flatmap(intervals), min_size=1, max_size=3))
+def are_trees(spans: list[list[int]]) -> bool:
+    """Hold every node against all later ones: each is within it, or after it."""
+    return all(
+        (start <= other[0] and other[1] <= end and other[2] <= subtree_end) if later < subtree_end else other[0] >= end
+        for node, (start, end, subtree_end) in enumerate(spans)
+        for later, other in enumerate(spans)
+        if later > node
+    )
+
+
+@given(trees=st.lists(st.integers(1, 4).flatmap(intervals), min_size=1, max_size=3))
 @num_examples(150)
-def test_the_fast_check_refuses_what_the_complete_one_refuses(trees):
-    """Both hold every node against all nodes above it, the fast one by its parent alone."""
-    table = SpanTable.build([5] * len(trees), [np.array(tree) for tree in trees])
-    refused = []
-    for check in (table.check_nested, lambda: BranchMaps.build(table, sparse=True)):
+def test_spans_that_are_no_trees_are_refused(trees):
+    """The check reads the parent alone, and the last end of the subtrees before a node."""
+    arrays, found = [np.array(tree) for tree in trees], []
+    for build in (SpanTable.build, TreeStructure.build, TreeStructure.build_compact):
         try:
-            check()
-            refused.append(False)
+            build([5] * len(trees), arrays)
+            found.append(True)
         except UserError as error:
-            assert "must lie within its own" in str(error)
-            refused.append(True)
-    assert refused[0] == refused[1]
+            assert re.match(r"tree \d of the batch, node \d: (leaves and nodes of its subtree must|must start at)", str(error))
+            found.append(False)
+    assert found == [all(map(are_trees, trees))] * 3
+
+
+@given(sentences=batches())
+@num_examples(50)
+def test_trees_are_trees(sentences):
+    assert all(are_trees(tree.spans) for tree in sentences)
+    SpanTable.build([tree.num_leaves for tree in sentences], [tree.span_array for tree in sentences])
 
 
 def test_kinds_change_their_form_for_accelerators_alone():

@@ -148,9 +148,7 @@ def _phrases(rows: RowLists) -> PhraseLevels:
 
 
 def _split_points(rows: RowLists) -> SplitPoints:
-    table = _span_table(rows)
-    table.check_nested()
-    return SplitPoints.build(table, rows.words)
+    return SplitPoints.build(_span_table(rows), rows.words)
 
 
 def _actions(rows: RowLists) -> Actions:

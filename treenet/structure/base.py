@@ -143,7 +143,7 @@ class SpanTable:
     def build(cls, num_leaves: Sequence[int] | np.ndarray, spans: Sequence[np.ndarray], multiple: int = 1) -> "SpanTable":
         """Pad `spans` [N_b, 3] to L = max(num_leaves) and N = max nodes. Both are at least 1, rounded up to a `multiple`.
 
-        Raises UserError if they are not trees.
+        Raises UserError unless they are nodes of trees in pre-order. Several roots and leaves without a node are legal.
         """
         rows, leaf_counts = Ragged.of(spans), np.asarray(num_leaves)
         table = np.zeros((3, len(rows), round_up(int(rows.lengths.max()), multiple)), dtype=np.int64)
@@ -200,7 +200,31 @@ class SpanTable:
         """Return the number of ancestors of each leaf [B, L]."""
         return self._count_open(self.start, self.end, self.num_leaves)
 
-    def check_nested(self) -> None:
+    def _count_open(self, first: np.ndarray, last: np.ndarray, width: int) -> np.ndarray:
+        """Return [B, width]: how many of the intervals [first, last) of real nodes hold each index, in time linear in both."""
+        real = ~self.node_pad_mask
+        row = np.broadcast_to(np.arange(len(first))[:, None] * (width + 1), first.shape)[real]
+        cells = len(first) * (width + 1)
+        change = np.bincount(row + first[real], minlength=cells) - np.bincount(row + last[real], minlength=cells)
+        return change.reshape(len(first), width + 1).cumsum(axis=1)[:, :width]
+
+    def _check(self) -> None:
+        """Raise UserError unless spans lie within their sentences and parents, and after the subtrees that end before them."""
+        node = np.arange(self.num_nodes)
+        legal = (self.start >= 0) & (self.start < self.end) & (self.end <= self.leaf_counts[:, None])
+        legal &= (node < self.subtree_end) & (self.subtree_end <= self.node_counts[:, None])
+        wrong = np.argwhere(~legal & ~self.node_pad_mask)
+        if len(wrong):
+            b, i = wrong[0]
+            raise UserError(
+                f"tree {b} of the batch, node {i}: 0 <= start < end <= {self.leaf_counts[b]} leaves and {i} < subtree_end <= "
+                f"{self.node_counts[b]} nodes must hold, but start, end, subtree_end are {self.start[b, i]}, {self.end[b, i]}, "
+                f"{self.subtree_end[b, i]}; encode the data again"
+            )
+        self._check_nested()
+        self._check_order()
+
+    def _check_nested(self) -> None:
         """Raise UserError if leaves and nodes of a subtree are not within those of the parent, in time n log n.
 
         The parent is the last earlier node that is one level higher. If all nodes are within their parents, the chain of parents
@@ -214,40 +238,27 @@ class SpanTable:
         below = depth > 0
         parent = order[np.searchsorted(order, key[below] - self.num_nodes) - 1] % self.num_nodes
         tree, node = tree[below], node[below]
-        flat = tree * self.num_nodes
-        self.check_within(flat + parent, flat + node)
-
-    def check_within(self, upper: np.ndarray, lower: np.ndarray) -> None:
-        """Raise UserError if a flat node of `lower` is not inside the node of `upper` whose subtree it belongs to."""
+        upper, lower = tree * self.num_nodes + parent, tree * self.num_nodes + node
         start, end, subtree_end = self.start.ravel(), self.end.ravel(), self.subtree_end.ravel()
         outside = (start[lower] < start[upper]) | (end[lower] > end[upper]) | (subtree_end[lower] > subtree_end[upper])
         if outside.any():
             first = outside.argmax()
-            b, i = divmod(int(upper[first]), self.num_nodes)
             raise UserError(
-                f"tree {b} of the batch, node {i}: leaves and nodes of its subtree must lie within its own, but those of node "
-                f"{lower[first] % self.num_nodes} do not; encode the data again"
+                f"tree {tree[first]} of the batch, node {parent[first]}: leaves and nodes of its subtree must lie within its own, "
+                f"but those of node {node[first]} do not; encode the data again"
             )
 
-    def _count_open(self, first: np.ndarray, last: np.ndarray, width: int) -> np.ndarray:
-        """Return [B, width]: how many of the intervals [first, last) of real nodes hold each index, in time linear in both."""
-        real = ~self.node_pad_mask
-        row = np.broadcast_to(np.arange(len(first))[:, None] * (width + 1), first.shape)[real]
-        cells = len(first) * (width + 1)
-        change = np.bincount(row + first[real], minlength=cells) - np.bincount(row + last[real], minlength=cells)
-        return change.reshape(len(first), width + 1).cumsum(axis=1)[:, :width]
-
-    def _check(self) -> None:
-        node = np.arange(self.num_nodes)
-        legal = (self.start >= 0) & (self.start < self.end) & (self.end <= self.leaf_counts[:, None])
-        legal &= (node < self.subtree_end) & (self.subtree_end <= self.node_counts[:, None])
-        wrong = np.argwhere(~legal & ~self.node_pad_mask)
-        if len(wrong):
-            b, i = wrong[0]
+    def _check_order(self) -> None:
+        """Raise UserError if a node starts before the end of an earlier subtree, which it is not in: siblings, or roots."""
+        ended = np.zeros((len(self.start), self.num_nodes + 1), dtype=np.int64)  # leaves of the subtrees that end at a node
+        np.maximum.at(ended, (np.arange(len(ended))[:, None], self.subtree_end), self.end)  # padding ends at 0 with leaf 0
+        last = np.maximum.accumulate(ended, axis=1)[:, :-1]
+        early = np.argwhere((self.start < last) & ~self.node_pad_mask)
+        if len(early):
+            b, i = early[0]
             raise UserError(
-                f"tree {b} of the batch, node {i}: 0 <= start < end <= {self.leaf_counts[b]} leaves and {i} < subtree_end <= "
-                f"{self.node_counts[b]} nodes must hold, but start, end, subtree_end are {self.start[b, i]}, {self.end[b, i]}, "
-                f"{self.subtree_end[b, i]}; encode the data again"
+                f"tree {b} of the batch, node {i}: must start at leaf {last[b, i]} or later, where the subtrees before it end, "
+                f"but starts at {self.start[b, i]}; encode the data again"
             )
 
 

@@ -116,7 +116,6 @@ class BranchMaps:
         start, length, depth = table.start.ravel(), table.length.ravel(), table.depth().ravel()
         upper, offset, _ = expand(table.subtree_size.ravel())
         lower = upper + offset
-        table.check_within(upper, lower)
         leaf_depth = table.leaf_depth().ravel()
         node, rank, first = expand(length)
         tree, index = np.divmod(np.arange(start.size), num_nodes)

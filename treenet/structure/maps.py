@@ -61,8 +61,8 @@ class TreeStructure(Structure):
         """Build maps of a padded batch, L = max(num_leaves) and N = max nodes, both at least 1.
 
         `spans[b]` is [N_b, 3]: start, end, subtree_end of each node in pre-order; several roots and N_b = 0 are
-        legal. `attention_path` and `sparse` override the choices by size. Raises UserError when a span leaves its
-        sentence or its pre-order.
+        legal. `attention_path` and `sparse` override the choices by size. Raises UserError if nodes are not trees in
+        pre-order: a span that leaves its sentence or its parent, or begins before the end of an earlier sibling or root.
         """
         table = SpanTable.build(num_leaves, spans)
         path = attention_path or choose_attention_path(table.num_leaves, table.num_nodes)
@@ -75,8 +75,7 @@ class TreeStructure(Structure):
         Batches of long trees keep index lists of branches.
         """
         table = SpanTable.build(num_leaves, spans, WIDTH_MULTIPLE)
-        if compact := table.num_leaves + table.num_nodes < COMPACT_BELOW_POSITIONS:
-            table.check_nested()
+        compact = table.num_leaves + table.num_nodes < COMPACT_BELOW_POSITIONS
         return cls._from_table(table, np.int32, Depths.build(table) if compact else BranchMaps.build(table), None)
 
     @classmethod

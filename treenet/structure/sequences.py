@@ -35,8 +35,7 @@ class LinearizedTrees(Structure):
 
     @classmethod
     def build(cls, table: SpanTable) -> "LinearizedTrees":
-        """Build from a span table. Raises UserError if the spans are not trees."""
-        table.check_nested()
+        """Build from a span table."""
         leaf, node, depth = np.arange(table.num_leaves), np.arange(table.num_nodes), table.depth()
         # Before a leaf are the brackets that opened at it or before it, and those that closed.
         place_of_leaf = leaf + table.count_until(table.start)[:, :-1] + table.count_until(table.end)[:, :-1]
@@ -72,7 +71,7 @@ class Actions(Structure):
         Raises UserError if the spans are not trees.
         """
         leaves = Ragged.of(pieces)
-        SpanTable.build(leaves.lengths, spans).check_nested()
+        SpanTable.build(leaves.lengths, spans)  # only its check
         kept = _above_words(spans, Ragged.of(words))
         table = SpanTable.build(leaves.lengths, _select(spans, kept))
         label = Ragged.of(labels).flat[kept]
