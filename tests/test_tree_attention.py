@@ -25,9 +25,10 @@ from treenet.layers.attention import (
     GrowingPast,
     SelfAttention,
     StaticPast,
+    as_bias,
     padding_to_attend_mask,
 )
-from treenet.layers.scaled_dot_product import attend_subtrees
+from treenet.layers.scaled_dot_product import attend, attend_subtrees, attention_weights
 from treenet.structure import TreeStructure, choose_attention_path
 from treenet.structure.attention_maps import WINDOW
 
@@ -152,6 +153,33 @@ def test_cross_attention_equals_the_equations(config, sentences):
     with by_equations(module):
         slow = attended()
     check_close_with_grads([(fast, slow)], [x, memory, *module.parameters()])
+
+
+def test_the_reference_refuses_what_it_does_not_compute():
+    """A mask for each target position, and no trees; the fast layer takes both."""
+    module = randomise(CrossAttention(D_MODEL, HEADS, 0.0, TreeAttentionConfig()))
+    structure = build_structure([right_branching(3)])
+    x, memory = (torch.randn(1, length, D_MODEL, dtype=torch.float64) for length in (2, 5))
+    keys_values = module.project_memory(memory, structure)
+    mask = torch.ones(1, 1, 2, 5, dtype=torch.bool)
+    mask[:, :, 1, :4] = False
+    module(x, keys_values, mask)
+    with by_equations(module):
+        with pytest.raises(ValueError, match=r"must be \[B, 1, 1, S\], .* but is \[1, 1, 2, 5\]"):
+            module(x, keys_values, mask, structure=structure)
+        with pytest.raises(ValueError, match="give it the structure"):
+            module(x, keys_values, mask[:, :, :1])
+
+
+@pytest.mark.parametrize("with_prior", [False, True])
+def test_a_mask_may_be_a_bias(with_prior):
+    """Outputs of attention, and the weights that analyses read."""
+    queries, keys, values = (torch.randn(2, HEADS, 3, 4, dtype=torch.float64) for _ in range(3))
+    seen = torch.tensor([[True, False, True], [True, True, True], [False, True, False]]).expand(2, 1, 3, 3)
+    bias, prior = as_bias(seen, queries.dtype), torch.rand(2, 3, 3, dtype=torch.float64) if with_prior else None
+    masked, biased = (attend(queries, keys, values, mask, 0.0, prior=prior) for mask in (seen, bias))
+    torch.testing.assert_close(biased, masked, rtol=1e-12, atol=1e-12)
+    assert torch.equal(attention_weights(queries, keys, bias), attention_weights(queries, keys, seen))
 
 
 def golden_config(case: dict, hierarchical_embeddings: bool = True) -> TreeAttentionConfig:

@@ -1,7 +1,8 @@
 """Multi-head attention: self-attention of encoders, causal self-attention, cross-attention; plain or over trees.
 
-Shapes: B batch, T queries, S keys, D model, H heads, K = D / H. An `attend_mask` is True where a query may attend and
-broadcasts to [B, H, T, S].
+Shapes: B batch, T queries, S keys, D model, H heads, K = D / H. An `attend_mask` broadcasts to
+[B, H, T, S]. It is bool, True where a query may attend, or a bias: numbers that are added to the scores, -inf where it may not.
+The equations (`reference`) and `attend_related` take only bool masks.
 
 A beam search on a GPU has keys and values of self-attention in tensors of fixed shape. A sentence has M places for hypotheses. At
 every position, the hypothesis at a place writes its key and value there, and they never move. When the beam is reordered, only a
@@ -306,13 +307,16 @@ class CrossAttention(_Attention):
     ) -> Tensor:
         """Let x [B, T, D] attend to projected memory -> [B, T, D]; with `layout`, x is [R, 1, D], the memory of A sentences.
 
-        The reference implementation needs the `structure`, whose number of leaves parts leaves from nodes.
+        The reference implementation needs the `structure`, whose number of leaves parts leaves from nodes. Raises ValueError
+        without one.
         """
         queries = self.queries(x)
         if layout is not None:
             queries = layout.pad(queries)
         heads = self.split_heads(queries), *keys_values, attend_mask
-        if self.accumulation is not None and structure is not None and self.accumulation.by_equations:
+        if self.accumulation is not None and self.accumulation.by_equations:
+            if structure is None:
+                raise ValueError("cross-attention with implementation=reference needs the trees; give it the structure")
             attended = merge_heads(reference.attend_across(*heads, structure.num_leaves, self.dropout_p))
         else:
             attended = merge_heads(attend(*heads, self.dropout_p))

@@ -62,8 +62,11 @@ def attend_across(
 ) -> Tensor:
     """Let a decoder attend (equations 21, 22, 24): queries [B, H, T, K]; keys, values [B, H, S, K] -> [B, H, T, K].
 
-    `attend_mask` [B, 1, 1, S] is True at real positions, and the first `num_leaves` positions are leaves.
+    `attend_mask` [B, 1, 1, S] is True at real positions, and the first `num_leaves` positions are leaves. Raises ValueError for
+    a mask of another shape.
     """
+    if attend_mask.dim() != 4 or attend_mask.shape[1:3] != (1, 1):
+        raise ValueError(f"attend_mask must be [B, 1, 1, S], equal for all heads and queries, but is {list(attend_mask.shape)}")
     out, is_leaf = torch.zeros_like(queries), torch.arange(keys.shape[2], device=keys.device) < num_leaves
     with without_autocast(queries.device):
         for row, real in enumerate(attend_mask[:, 0, 0]):

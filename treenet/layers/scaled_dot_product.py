@@ -229,7 +229,7 @@ def attend(
 ) -> Tensor:
     """Compute softmax(Q K^T / sqrt(K)) V (equation 1): [B, H, T, K] and keys, values [B, H, S, K] -> [B, H, T, K].
 
-    A `prior` [B, T, S] multiplies the weights of every head, which are not normalised again. On CPUs all runs in float32 at
+    `attend_mask` is bool, or a bias of the scores. A `prior` [B, T, S] multiplies the weights of every head, which are not normalised again. On CPUs all runs in float32 at
     least, autocast or not, as `fused_attention` does.
     """
     if queries.device.type == "cpu" and (queries.dtype.itemsize < 4 or torch.is_autocast_enabled("cpu")):
@@ -248,11 +248,9 @@ def attend(
 def attention_weights(queries: Tensor, keys: Tensor, attend_mask: Tensor | None) -> Tensor:
     """Compute softmax(Q K^T / sqrt(K)) by an explicit softmax, float32 at least: [B, H, T, K], [B, H, S, K] -> [B, H, T, S].
 
-    The kernels that layers attend by return no weights.
+    `attend_mask` is bool, or a bias of the scores. The kernels that layers attend by return no weights.
     """
-    scores = queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[3])
-    if attend_mask is not None:
-        scores = scores.masked_fill(~attend_mask, -torch.inf)
+    scores = _hide(queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[3]), attend_mask)
     return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(dim=3)
 
 
@@ -262,8 +260,15 @@ def _attend_with_prior(
     """Multiply the weights by the prior. A bias of `scaled_dot_product_attention` cannot: it normalises weights after it."""
     scores = (queries * queries.shape[-1] ** -0.5) @ keys.transpose(2, 3)
     assert attend_mask is not None  # it comes with the prior
-    weights = scores.masked_fill(~attend_mask, -torch.inf).softmax(-1) * prior[:, None]
+    weights = _hide(scores, attend_mask).softmax(-1) * prior[:, None]
     return F.dropout(weights, dropout_p).to(values.dtype) @ values
+
+
+def _hide(scores: Tensor, attend_mask: Tensor | None) -> Tensor:
+    """Return the scores with -inf where a bool mask is False, or plus a bias."""
+    if attend_mask is None:
+        return scores
+    return scores + attend_mask if attend_mask.is_floating_point() else scores.masked_fill(~attend_mask, -torch.inf)
 
 
 def attend_subtrees(

@@ -43,7 +43,7 @@ def choose_attention_path(num_leaves: int, num_nodes: int) -> AttentionPath:
 class OneCall:
     """Path "one"."""
 
-    bias: Tensor  # [B, 1, S, S] float32 to add: 0 = may attend, else the least number; padding queries attend to themselves
+    bias: Tensor  # [B, 1, S, S] to add: 0 = may attend, else the least float32, or -inf if a device made it; padding sees itself
 
 
 @dataclass
