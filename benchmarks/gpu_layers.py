@@ -17,8 +17,9 @@ from measure import Step, time_interleaved
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from treenet.layers.blocks import EncoderLayer, prepare
+from treenet.layers.blocks import EncoderLayer
 from treenet.structure import TreeStructure
+from treenet.structure.prepare import prepare
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from treenet.config import ModelConfig, TrainConfig, TreeAttentionConfig
 from treenet.data.input_kinds import LEAVES, TREES
 from treenet.layers.accumulation import HierarchicalAccumulation
 from treenet.layers.attention import SelfAttention
-from treenet.layers.blocks import prepare
 from treenet.models import build_model, compiling
 from treenet.models.compiling import Compiled, check_tools, what_is_missing
 from treenet.structure import TreeStructure
+from treenet.structure.prepare import prepare
 from treeproc.common.settings import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

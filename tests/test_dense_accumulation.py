@@ -31,11 +31,12 @@ from test_tree_attention import randomise
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.data.input_kinds import TREES
 from treenet.layers.attention import SelfAttention
-from treenet.layers.blocks import find_intervals, prepare, prepare_trees
+from treenet.layers.blocks import prepare_trees
 from treenet.models import build_model
 from treenet.structure import TreeStructure
 from treenet.structure.attention_maps import Blocks, OneCall
 from treenet.structure.branches import BranchMaps, BranchMatrices
+from treenet.structure.prepare import find_intervals, prepare
 from treeproc.shards.schema import PAD_ID
 
 SIZES = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
@@ -193,6 +194,14 @@ def test_prepared_structures_are_left_as_they_are():
     assert prepare(lists, config, torch.float32, torch.float32) is lists
     compact = prepare(build_compact([UNARY]), config, torch.float32, torch.float32)
     assert prepare(compact, config, torch.float32, torch.float32) is compact
+
+
+@pytest.mark.parametrize("rules", [("paper", "released"), ("released", "paper")])
+def test_matrices_of_another_rule_are_refused(rules):
+    structure, module = build_prepared([UNARY], accumulation_rule=rules[0]), build_accumulation(accumulation_rule=rules[1])
+    vectors = random_inputs(structure, 1)[0]
+    with pytest.raises(ValueError, match=f"accumulation_rule={rules[0]} .* {rules[1]}"):
+        module.accumulate(vectors, vectors, structure)
 
 
 @pytest.mark.parametrize("name", ["plain", "subtree_mask", "released"])

@@ -9,8 +9,9 @@ from test_device_spans import build_compact
 
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
-from treenet.layers.blocks import EncoderLayer, prepare
+from treenet.layers.blocks import EncoderLayer
 from treenet.structure import TreeStructure
+from treenet.structure.prepare import prepare
 
 TREES = [right_branching(9), UNARY, Tree(3)]
 CONFIG = TreeAttentionConfig()

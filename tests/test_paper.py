@@ -78,7 +78,7 @@ def test_golden_equations(case):
     rules = [equations.Tree(case["n"], case["spans"], case["parents"], rule) for rule in ("paper", "released")]
     tree = rules[0]
     S, E = equations.interpolate(L, N, tree), equations.embed(tables, tree)
-    counts = torch.where(tree.leaves, tree.height, 0), torch.where(tree.leaves, tree.rank, 0)
+    counts = torch.where(tree.leaves, tree.vertical_count, 0), torch.where(tree.leaves, tree.horizontal_count, 0)
     zeros = torch.zeros(len(N), len(N) + len(L)), torch.zeros(len(L), len(N) + len(L))
     found = {
         **{"S": S, "E": E, "S_hat": equations.average_upwards(S, tree), "S_hat_E": equations.average_upwards(S + E, tree)},

@@ -78,6 +78,8 @@ class HierarchicalAccumulation(nn.Module):
             if self.by_equations:
                 return reference.accumulate(vectors.to(dtype), weights, tables, structure, self.num_heads, self.rule).to(given)
             if isinstance(branches, BranchMatrices):
-                return accumulate_by_matrices(vectors, weights, tables, branches, self.num_heads, self.rule)
+                if branches.rule != self.rule:
+                    raise ValueError(f"trees prepared with accumulation_rule={branches.rule} cannot serve one of {self.rule}")
+                return accumulate_by_matrices(vectors, weights, tables, branches, self.num_heads)
             assert isinstance(branches, BranchMaps)  # `prepare` makes matrices of depths
             return accumulate_by_lists(vectors.to(dtype), weights, tables, branches, self.num_heads, self.rule).to(given)

@@ -4,16 +4,16 @@ Equations 5 to 8 are linear in the vectors of leaves and nodes. In node i, the w
 The weight b_it of node t is the sum of a_ij over the leaves of t, because t is on the branches of these leaves. They are
 neighbours, so b_it is a difference of two running sums:
 
-        S          branches (i, j)   | S,a | S,b | S,c | NP,a | NP,b |       P entries: a_ij
-       / \         running sums      0     1     2     3      4      5       sum k adds up the first k branches
-     NP   c        pairs (i, t)        S,S     S,NP    NP,NP                 Q entries: b_it
+       VP          branches (i, j)   | VP,a | VP,b | VP,c | NP,a | NP,b |    P entries: a_ij
+       / \         running sums      0      1      2      3      4      5    sum k adds up the first k branches
+     NP   c        pairs (i, t)        VP,VP   VP,NP   NP,NP                 Q entries: b_it
      / \           differences         3 - 0   2 - 0   5 - 3
     a   b
 
-    N-bar of S  = a_S,a a + a_S,b b + a_S,c c + b_S,S S + b_S,NP NP          the sum of the entries of S
+    N-bar of VP = a_VP,a a + a_VP,b b + a_VP,c c + b_VP,VP VP + b_VP,NP NP   the sum of the entries of VP
     N-bar of NP = a_NP,a a + a_NP,b b + b_NP,NP NP
 
-These P + Q scalars replace the tensor S. For sentences they fill matrices [N, S], which are multiplied; for documents, rows are
+These P + Q scalars replace the tensor of equation 5. For sentences they fill matrices [N, S], which are multiplied; for documents, rows are
 summed. Equation 10 adds rows of tables. The weights of each row in each node are added up in a matrix [B * N, rows]. Its product
 with the table serves all heads that share leaf weights.
 
@@ -153,7 +153,7 @@ def _embed(weights: Tensor, pair_weights: Tensor, tables: Tables, maps: BranchMa
     table = tables[1].to(weights.dtype)
     if maps.paths is None:
         num_rows = min(maps.max_length, len(table))
-        cell = maps.rank_node * num_rows + maps.rank.clamp(max=num_rows - 1)
+        cell = maps.rank_node * num_rows + maps.rank_row.clamp(max=num_rows - 1)
         use = add_up(weights.index_select(1, maps.rank_branch), cell, num_nodes, num_rows)
         horizontal = use @ table[:num_rows]
     else:
@@ -162,9 +162,9 @@ def _embed(weights: Tensor, pair_weights: Tensor, tables: Tables, maps: BranchMa
     return embedding.permute(1, 2, 0, 3)
 
 
-def take_rows(table: Tensor, count: Tensor) -> Tensor:
-    """Return row count - 1 of a table for each of the counts [C]: [C, K / 2]. A count past the table takes its last row."""
-    return F.embedding(count.clamp(max=len(table) - 1), table)
+def take_rows(table: Tensor, row: Tensor) -> Tensor:
+    """Return the rows of a table of these numbers [C], which count from 0: [C, K / 2]. Numbers past the table take the last."""
+    return F.embedding(row.clamp(max=len(table) - 1), table)
 
 
 def add_up(weights: Tensor, cell: Tensor, num_nodes: int, num_rows: int) -> Tensor:
@@ -176,7 +176,7 @@ def add_up(weights: Tensor, cell: Tensor, num_nodes: int, num_rows: int) -> Tens
 def sum_paths(weights: Tensor, table: Tensor, paths: PathMaps, max_height: int) -> Tensor:
     """Multiply weights of branches [W, P] with the sums of the horizontal rows of their nodes: [W * B * N, K / 2]."""
     num_weights, num_branches = weights.shape
-    rows = take_rows(table, paths.rank)
+    rows = take_rows(table, paths.rank_row)
     padded = rows.new_zeros(paths.num_leaves * max_height, rows.shape[1]).index_copy(0, paths.cell, rows)
     sums = padded.unflatten(0, (-1, max_height)).cumsum(1).flatten(0, 1)
     first = paths.first + num_branches * torch.arange(num_weights, device=weights.device)[:, None]

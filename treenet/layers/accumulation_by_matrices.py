@@ -2,8 +2,8 @@ r"""Hierarchical accumulation by dense products, for compact trees on accelerato
 
 The weights of leaves and of nodes in nodes, as in `accumulation_by_lists.py`, are one matrix for each tree:
 
-        S                   a       b       c        S       NP
-       / \           S     a_S,a   a_S,b   a_S,c  | b_S,S   b_S,NP         times the vectors of all positions [S, D]
+       VP                   a       b       c        VP      NP
+       / \           VP    a_VP,a  a_VP,b  a_VP,c | b_VP,VP b_VP,NP        times the vectors of all positions [S, D]
      NP   c          NP    a_NP,a  a_NP,b  0      | 0       b_NP,NP        is N-bar [N, D]
      / \
     a   b                  scale * w [N, L]       | the left part times span [L, N], within the subtree [N, N]
@@ -31,14 +31,14 @@ from treenet.structure.branches import BranchMatrices
 
 
 def accumulate_by_matrices(
-    vectors: Tensor, leaf_weights: Tensor, tables: Tables | None, maps: BranchMatrices, num_heads: int, rule: str
+    vectors: Tensor, leaf_weights: Tensor, tables: Tables | None, maps: BranchMatrices, num_heads: int
 ) -> Tensor:
     """Replace node rows of `vectors` [B, S, D] by N-bar' (equation 10); leaf rows stay.
 
     `leaf_weights` [B, S, W], those of nodes unused; `tables` vertical and horizontal, or None without embeddings.
     """
     weights = leaf_weights[:, : maps.span.shape[3]].transpose(1, 2)
-    arguments = vectors, weights, _build_table(*tables, maps) if tables else None, maps, num_heads, rule == "paper"
+    arguments = vectors, weights, _build_table(*tables, maps) if tables else None, maps, num_heads
     if torch.compiler.is_exporting():  # a graph for other programs has no backward pass
         return _accumulate(*arguments)[0]
     return _Accumulate.apply(*arguments)
@@ -47,11 +47,11 @@ def accumulate_by_matrices(
 class _Accumulate(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, vectors: Tensor, leaf_weights: Tensor, table: Tensor | None, maps: BranchMatrices, num_heads: int, paper: bool
+        ctx: Any, vectors: Tensor, leaf_weights: Tensor, table: Tensor | None, maps: BranchMatrices, num_heads: int
     ) -> Tensor:
-        out, matrix, use = _accumulate(vectors, leaf_weights, table, maps, num_heads, paper)
+        out, matrix, use = _accumulate(vectors, leaf_weights, table, maps, num_heads)
         ctx.save_for_backward(vectors, matrix, use, table)
-        ctx.maps, ctx.num_heads, ctx.paper = maps, num_heads, paper
+        ctx.maps, ctx.num_heads = maps, num_heads
         return out
 
     @staticmethod
@@ -73,18 +73,18 @@ class _Accumulate(torch.autograd.Function):
             table_grad = use.flatten(0, 2).t() @ embedded.flatten(0, 2)
             use_grad = embedded @ table.t()
             levels = maps.node_level.shape[3]
-            if ctx.paper:
-                weight_grad = weight_grad + use_grad[..., :levels].gather(3, maps.height.expand_as(weight_grad))
+            if maps.rule == "paper":
+                weight_grad = weight_grad + use_grad[..., :levels].gather(3, maps.height_row.expand_as(weight_grad))
             else:
                 pair_grad = pair_grad + use_grad[..., :levels] @ maps.node_level.transpose(2, 3)
-            weight_grad = weight_grad + _sum_shifted(use_grad[..., levels:], maps.rank, maps.in_span, maps.subtree)
+            weight_grad = weight_grad + _sum_shifted(use_grad[..., levels:], maps.rank_row, maps.in_span, maps.subtree)
         weight_grad = weight_grad + (pair_grad * maps.subtree) @ maps.span
         # `scale` is 0 off the span, where the gathered gradients have no meaning.
-        return vector_grad, (weight_grad * maps.scale).sum(2), table_grad, None, None, None
+        return vector_grad, (weight_grad * maps.scale).sum(2), table_grad, None, None
 
 
 def _accumulate(
-    vectors: Tensor, leaf_weights: Tensor, table: Tensor | None, maps: BranchMatrices, num_heads: int, paper: bool
+    vectors: Tensor, leaf_weights: Tensor, table: Tensor | None, maps: BranchMatrices, num_heads: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the sums. Also returns the weights of leaves and nodes [B, W, N, S], and how often rows are used."""
     num_weights, num_leaves = leaf_weights.shape[1:]
@@ -94,7 +94,7 @@ def _accumulate(
     nodes = merge_heads(matrix @ split_heads(vectors, num_weights))
     use = None
     if table is not None:
-        heights = _sum_heights(weights, maps) if paper else pairs @ maps.node_level
+        heights = _sum_heights(weights, maps) if maps.rule == "paper" else pairs @ maps.node_level
         use = torch.cat([heights, _sum_shifted(weights, maps.from_start, maps.in_length, maps.subtree)], 3)  # [B, W, N, X]
         heads = nodes.unflatten(2, (num_heads, -1))
         nodes = (heads + (use @ table).transpose(1, 2)).to(nodes.dtype).flatten(2)
@@ -104,7 +104,7 @@ def _accumulate(
 def _sum_heights(weights: Tensor, maps: BranchMatrices) -> Tensor:
     """Sum weights of branches [B, W, N, L] by their height: [B, W, N, V]."""
     level = torch.arange(maps.node_level.shape[3], device=weights.device)
-    return torch.where(maps.height[..., None] == level, weights[..., None], 0).sum(3)
+    return torch.where(maps.height_row[..., None] == level, weights[..., None], 0).sum(3)
 
 
 def _sum_shifted(rows: Tensor, place: Tensor, real: Tensor, subtree: Tensor) -> Tensor:

@@ -20,11 +20,12 @@ from treenet.structure import TreeStructure
 def _trees(structure: TreeStructure, rule: str = "paper") -> Iterator[tuple[int, slice, slice, Tree]]:
     """Yield row, positions of nodes, positions of leaves, and tree, of each tree of a batch."""
     for row, (num_leaves, spans) in enumerate(zip(*structure.unpadded(), strict=True)):
-        ends = spans[:, 2].tolist()
-        parents = [max((above for above in range(node) if ends[above] > node), default=-1) for node in range(len(ends))]
+        subtree_ends = spans[:, 2].tolist()
+        nodes = range(len(subtree_ends))
+        parents = [max((above for above in range(node) if subtree_ends[above] > node), default=-1) for node in nodes]
         with structure.device:
             tree = Tree(num_leaves, spans[:, :2].tolist(), parents, rule)
-        yield row, slice(structure.num_leaves, structure.num_leaves + len(ends)), slice(num_leaves), tree
+        yield row, slice(structure.num_leaves, structure.num_leaves + len(nodes)), slice(num_leaves), tree
 
 
 @uncompiled

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import dropout
 
 Tables = tuple[Tensor, Tensor]  # vertical and horizontal embeddings E^v, E^h [|E|, d / 2]
 
@@ -30,9 +30,10 @@ class Tree:
                 self.nodes[above, node] = True
                 above = parents[above]
         ancestors = (self.nodes[:, :, None] & self.leaves).sum(1)  # [m, n] |V_j^i|, the nodes t of R(i) with leaf j in R(t)
-        self.branch = ancestors + 1 if rule == "paper" else ancestors  # [m, n] |C_j^i|, with the leaf
-        self.height = ancestors if rule == "paper" else self.nodes.sum(0)[:, None].expand_as(ancestors)  # [m, n] row of E^v
-        self.rank = self.leaves.cumsum(1)  # [m, n] |H_j^i|, row of E^h
+        self.branch_size = ancestors + 1 if rule == "paper" else ancestors  # [m, n] |C_j^i|, with the leaf
+        depth = self.nodes.sum(0)[:, None].expand_as(ancestors)  # [m, n] nodes from the root down to i
+        self.vertical_count = ancestors if rule == "paper" else depth  # [m, n] for E^v
+        self.horizontal_count = self.leaves.cumsum(1)  # [m, n] |H_j^i|, for E^h
 
 
 def interpolate(L: Tensor, N: Tensor, tree: Tree) -> Tensor:
@@ -43,7 +44,7 @@ def interpolate(L: Tensor, N: Tensor, tree: Tree) -> Tensor:
 def average_upwards(S: Tensor, tree: Tree) -> Tensor:
     """U: S [m + 1, n, d] -> S-hat [m, n, d], the means of the branches from leaves up to nodes."""
     sums = S[0] + torch.einsum("it,tjd->ijd", tree.nodes.to(S), S[1:])  # over the vectors of C_j^i
-    return torch.where(tree.leaves[..., None], sums / tree.branch.clamp(min=1)[..., None], 0)  # (6)
+    return torch.where(tree.leaves[..., None], sums / tree.branch_size.clamp(min=1)[..., None], 0)  # (6)
 
 
 def aggregate(S_hat: Tensor, w: Tensor, tree: Tree) -> Tensor:
@@ -53,13 +54,17 @@ def aggregate(S_hat: Tensor, w: Tensor, tree: Tree) -> Tensor:
 
 def embed(tables: Tables, tree: Tree) -> Tensor:
     """E [m + 1, n, d]. Counts from 1 take the rows from 0; counts beyond a table take its last row."""
-    v, h = (E[(count - 1).clamp(0, len(E) - 1)] for E, count in zip(tables, (tree.height, tree.rank), strict=True))
+    counts = tree.vertical_count, tree.horizontal_count
+    v, h = (E[(count - 1).clamp(0, len(E) - 1)] for E, count in zip(tables, counts, strict=True))
     E = torch.where(tree.leaves[..., None], torch.cat([v, h], dim=2), 0)  # (9)
     return torch.cat([E.new_zeros(1, *E.shape[1:]), E])
 
 
 def accumulate(L: Tensor, N: Tensor, w: Tensor, tree: Tree, tables: Tables | None) -> Tensor:
-    """Leaves [n, d], nodes [m, d], leaf weights w = L u [n] -> N-bar' [m, d]. (16) and (23) give it L W^V and N W^V."""
+    """Leaves [n, d], nodes [m, d], leaf weights w [n] -> N-bar' [m, d].
+
+    (16) and (23) give it L W^V, N W^V and w = L u, with the leaves L and nodes N that the layer reads.
+    """
     S = interpolate(L, N, tree)
     if tables is None:
         return aggregate(average_upwards(S, tree), w, tree)  # (8)
@@ -89,8 +94,8 @@ def attend_within(
     A_N, A_L = torch.cat([A_NN, A_NL], dim=1), torch.cat([A_LN, A_LL], dim=1)
     if tree is not None:
         A_N, A_L = mask(A_N, A_L, tree)
-    Att_N = F.dropout(A_N.softmax(1), p) @ torch.cat([N_bar, L_bar])  # (17)
-    Att_L = F.dropout(A_L.softmax(1), p) @ torch.cat([N_bar, L_bar])  # (18)
+    Att_N = dropout(A_N.softmax(1), p) @ torch.cat([N_bar, L_bar])  # (17)
+    Att_L = dropout(A_L.softmax(1), p) @ torch.cat([N_bar, L_bar])  # (18)
     return Att_N, Att_L
 
 
@@ -99,4 +104,4 @@ def attend_across(Q: Tensor, K_N: Tensor, K_L: Tensor, N_bar: Tensor, L_bar: Ten
     scale = math.sqrt(Q.shape[1])
     A_QN = Q @ K_N.T / scale  # (21) [t, m]
     A_QL = Q @ K_L.T / scale  # (22) [t, n]
-    return F.dropout(torch.cat([A_QN, A_QL], dim=1).softmax(1), p) @ torch.cat([N_bar, L_bar])  # (24)
+    return dropout(torch.cat([A_QN, A_QL], dim=1).softmax(1), p) @ torch.cat([N_bar, L_bar])  # (24)

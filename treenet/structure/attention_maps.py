@@ -227,6 +227,7 @@ class Blocks:
 def build_blocks(intervals: SubtreeIntervals) -> Blocks:
     """Build the blocks of a batch. All heads share them."""
 
+    # PyTorch would count the `self` of a bound method as a fifth argument, and refuse the mask.
     def sees(tree: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return intervals.sees(tree, head, query, key)
 

@@ -82,7 +82,7 @@ class PathMaps:
     """Branches in the order of the paths from leaves to the root. (i, j) is the lower part of the path above leaf j."""
 
     cell: Tensor  # [P] flat (b, j, |V_j^i| - 1) in [B, L, max_height]
-    rank: Tensor  # [P] |H_j^i| - 1
+    rank_row: Tensor  # [P] |H_j^i| - 1
     first: Tensor  # [B * N] first branch of each node
     num_leaves: int  # B * L
 
@@ -103,7 +103,7 @@ class BranchMaps:
     max_height: int
     rank_branch: Tensor  # [R] branch (i, j) of each node t on it; empty if there are `paths`
     rank_node: Tensor  # [R] flat node i
-    rank: Tensor  # [R] |H_j^t| - 1
+    rank_row: Tensor  # [R] |H_j^t| - 1
     max_length: int  # leaves of the longest span
     paths: PathMaps | None
     entries: Entries
@@ -155,7 +155,7 @@ class BranchMaps:
             max_height=max_height,
             rank_branch=torch.from_numpy(rank_branch),
             rank_node=torch.from_numpy(rank_node),
-            rank=torch.from_numpy(rank_of_t),
+            rank_row=torch.from_numpy(rank_of_t),
             max_length=max_length,
             paths=paths,
             entries=entries,
@@ -190,14 +190,15 @@ class BranchMatrices:
     scale: Tensor  # [B, 1, N, L] 1 / (span length of i * |C_j^i|); 0 off the span, as the next two
     span: Tensor  # [B, 1, N, L] 1 where leaf j is in the span of node i
     subtree: Tensor  # [B, 1, N, N] 1 where node t is in the subtree of node i
-    height: Tensor  # [B, 1, N, L] int64, |V_j^i| - 1 within [0, V)
+    height_row: Tensor  # [B, 1, N, L] int64, |V_j^i| - 1 within [0, V)
     node_level: Tensor  # [B, 1, N, V] 1 at the number of proper ancestors of node t
     from_start: Tensor  # [B, 1, 1, N, L] int64, the leaf of rank r in node t, r counted from 0; any leaf past the span
     in_length: Tensor  # [B, 1, 1, N, L] bool, True where rank r is less than the length of node t
-    rank: Tensor  # [B, 1, 1, N, L] int64, the rank of leaf j in node t; 0 off the span
+    rank_row: Tensor  # [B, 1, 1, N, L] int64, the rank of leaf j in node t, counted from 0; 0 off the span
     in_span: Tensor  # [B, 1, 1, N, L] bool, True where leaf j is in the span of node t
     vertical_use: Tensor  # [V, R] how often a branch of height v + 1 (with rule 'released', a node at depth v) takes each row
     horizontal_use: Tensor  # [L, R] 1 at the row of each rank
+    rule: str  # the `accumulation_rule` of `scale` and `vertical_use`
 
 
 def to_int32(values: np.ndarray) -> Tensor:

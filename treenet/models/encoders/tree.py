@@ -10,7 +10,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import LINEARIZED, PHRASES, TREES
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
-from treenet.layers.blocks import prepare_trees, run_layers
+from treenet.layers.blocks import position_pad_mask, prepare_trees, run_layers
 from treenet.layers.phrase_attention import PhraseAttention
 from treenet.layers.relations import Related, RelatedSelfAttention, Relations, RelativeTreeSelfAttention
 from treenet.models.decoders.transformer import TransformerDecoder, build_relative_decoder, build_tree_decoder
@@ -47,7 +47,7 @@ class TreeEncoder(TransformerEncoder):
 
     def forward(self, batch: TreeBatch) -> Memory:
         """Return memory of leaves, then nodes."""
-        pad_mask = torch.cat([batch.leaf_pad_mask, batch.node_pad_mask], dim=1)
+        pad_mask = position_pad_mask(batch.structure)
         drops_weights = bool(self.training and self.attention_dropout)
         structure = prepare_trees(batch.structure, self.tree, self.embedding.weight, drops_weights=drops_weights)
         nodes, leaves = self.embedding.scale * self.label_embedding(batch.node_labels), self.embed_leaves(batch)
