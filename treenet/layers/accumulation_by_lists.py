@@ -13,9 +13,9 @@ neighbours, so b_it is a difference of two running sums:
     N-bar of VP = a_VP,a a + a_VP,b b + a_VP,c c + b_VP,VP VP + b_VP,NP NP   the sum of the entries of VP
     N-bar of NP = a_NP,a a + a_NP,b b + b_NP,NP NP
 
-These P + Q scalars replace the tensor of equation 5. For sentences they fill matrices [N, S], which are multiplied; for documents, rows are
-summed. Equation 10 adds rows of tables. The weights of each row in each node are added up in a matrix [B * N, rows]. Its product
-with the table serves all heads that share leaf weights.
+These P + Q scalars replace the tensor of equation 5. For sentences they fill matrices [N, S], which are multiplied; for
+documents, rows are summed. Equation 10 adds rows of tables. The weights of each row in each node are added up in a matrix [B * N,
+rows]. Its product with the table serves all heads that share leaf weights.
 
 Precision. All runs at least in float32, with or without autocast; only inputs and outputs are rounded. Vectors are added, never
 subtracted, so that nothing cancels. The running sums that are subtracted are scalars in float64, each over one example of the

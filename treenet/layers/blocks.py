@@ -187,8 +187,8 @@ class DecoderLayer(_Layer):
     ) -> tuple[Tensor, KeysValues]:
         """Map x [B, T, D] -> [B, T, D]. Also returns the self-attention keys and values, the `past` of the next step.
 
-        The memory is given as states [B, S, D], with their trees in `structure`, or as its keys and values. Its mask is bool, or a
-        bias, as in `treenet.layers.attention`. With a `layout` (beam search), x is one position of several hypotheses per
+        The memory is given as states [B, S, D], with their trees in `structure`, or as its keys and values. Its mask is bool, or
+        a bias, as in `treenet.layers.attention`. With a `layout` (beam search), x is one position of several hypotheses per
         sentence, which share a memory. A `StaticPast` needs no layout: x [B, M, D] has M hypotheses per sentence.
         """
         if isinstance(memory, Tensor):

@@ -229,8 +229,8 @@ def attend(
 ) -> Tensor:
     """Compute softmax(Q K^T / sqrt(K)) V (equation 1): [B, H, T, K] and keys, values [B, H, S, K] -> [B, H, T, K].
 
-    `attend_mask` is bool, or a bias of the scores. A `prior` [B, T, S] multiplies the weights of every head, which are not normalised again. On CPUs all runs in float32 at
-    least, autocast or not, as `fused_attention` does.
+    `attend_mask` is bool, or a bias of the scores. A `prior` [B, T, S] multiplies the weights of every head, which are not
+    normalised again. On CPUs all runs in float32 at least, autocast or not, as `fused_attention` does.
     """
     if queries.device.type == "cpu" and (queries.dtype.itemsize < 4 or torch.is_autocast_enabled("cpu")):
         with torch.autocast("cpu", enabled=False):

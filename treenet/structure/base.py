@@ -244,8 +244,8 @@ class SpanTable:
         if outside.any():
             first = outside.argmax()
             raise UserError(
-                f"tree {tree[first]} of the batch, node {parent[first]}: leaves and nodes of its subtree must lie within its own, "
-                f"but those of node {node[first]} do not; encode the data again"
+                f"tree {tree[first]} of the batch, node {parent[first]}: leaves and nodes of its subtree must lie within its "
+                f"own, but those of node {node[first]} do not; encode the data again"
             )
 
     def _check_order(self) -> None:

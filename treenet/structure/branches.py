@@ -3,9 +3,9 @@
 Shapes: B batch, L leaves, N nodes, S = L + N positions, P branches, Q pairs of a node and a node of its subtree. E = P + Q
 entries, R ranks (of matrices: rows of a table of embeddings), V levels.
 
-A branch (i, j) is a node i and a leaf j of its span. The nodes on it are V_j^i of the paper. Branches and pairs are ordered by
-node i, then by leaf or node. The length of both lists is that of all spans and subtrees together: about n log n for a parse of n
-leaves, n^2 / 2 for a chain.
+A branch (i, j) is a leaf j and its ancestors up to node i, the paper's C_j^i. Its nodes are V_j^i. Branches and pairs are ordered
+by node i, then by leaf or node. The length of both lists is that of all spans and subtrees together: about n log n for a parse of
+n leaves, n^2 / 2 for a chain.
 
 Accelerators get compact trees: spans and depths. The device makes all masks and weights of a batch from them. Index lists have 80
 times the bytes, and the accelerator would wait while the host makes them.

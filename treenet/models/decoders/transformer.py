@@ -3,8 +3,8 @@
 A state grows, or has fixed shapes for GPUs. The Transformer decoder has tree cross-attention if the memory has trees.
 
 Shapes: B batch (sentences), S memory positions, T target positions, D model, H heads, K = D / H, R live hypotheses, A sentences
-whose memory is kept: those with a hypothesis, and for a while others. Of fixed shapes: M hypotheses of each sentence, C positions
-that the state can hold.
+whose memory is kept. A sentence without a hypothesis is dropped after a while. Of fixed shapes: M hypotheses of each sentence, C
+positions that the state can hold.
 """
 
 from abc import ABC, abstractmethod

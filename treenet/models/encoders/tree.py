@@ -29,11 +29,11 @@ from treeproc.common.errors import UserError
 
 
 class TreeEncoder(TransformerEncoder):
-    """Tree attention over leaves and nodes: the Tree Transformer (section 4.4, figure 6). S = L + N.
+    """The encoder of `tree_transformer`, with embeddings: tree attention over leaves and nodes (section 4.4, figure 6).
 
-    Leaves are embedded as in the plain Transformer, nodes by their label: their place is in the tree structure, so they get
-    no position. With `model.tree.relative_positions`, leaves have relative positions beside sinusoids: with relative positions
-    alone, the accumulated values of a node do not show where its leaves are.
+    S = L + N. Leaves are embedded as in the plain Transformer, nodes by their label: their place is in the tree structure, so
+    they get no position. With `model.tree.relative_positions`, leaves have relative positions beside sinusoids: with relative
+    positions alone, the accumulated values of a node do not show where its leaves are.
     """
 
     reads = TREES
