@@ -241,6 +241,9 @@ MISTAKES = {
     r"^config\.tree\.nodes must be 'labels' in TreeEncoder": lambda: TreeEncoder(
         ModelConfig(d_model=8, num_heads=2, tree=TreeAttentionConfig(nodes="labels_and_leaves"))
     ),
+    r"^config\.name must be 'tree_transformer' in TreeEncoder, but is 'transformer'; .*nn\.TransformerEncoder$": lambda: TreeEncoder(
+        ModelConfig(name="transformer", d_model=8, num_heads=2)
+    ),
     r"structure must be a TreeStructure, but is a list": lambda: TreeAttention(8, 2)(torch.zeros(2, 5, 8), structure=[]),
     r"\[2, 3, 8\] have no nodes: 3 leaves come first, then 2 nodes": lambda: TreeAttention(8, 2)(
         torch.zeros(2, 3, 8), structure=TREES
@@ -263,6 +266,9 @@ MISTAKES = {
     "at least one tree": lambda: TreeStructure.from_brackets([]),
     r"tree 0 of the batch: spans must nest, but \(1, 4\) crosses \(0, 2\)": lambda: TreeStructure.from_spans([[(0, 2), (1, 4)]]),
     r"must lie within \(0, 3\), but one is \(2, 4\)": lambda: TreeStructure.from_spans([[(0, 3), (2, 4)]], [3]),
+    r"a span \(start, end\) must have at least one leaf, and the end is one past its last leaf, but one is \(0, 0\)": lambda: (
+        TreeStructure.from_spans([[(0, 0, "A")]])
+    ),
     "num_leaves must have a number for each of the 1 trees, but has 2": lambda: TreeStructure.from_spans([[(0, 3)]], [3, 3]),
     "sentence 1 of the batch: the arcs form a cycle": lambda: TreeStructure.from_arcs([[-1], [1, 0, -1]]),
     "sentence 0 of the batch: 2 words have no governor": lambda: TreeStructure.from_arcs([[-1, -1, 0]]),

@@ -259,6 +259,11 @@ class TreeEncoder(nn.Module):
     def __init__(self, config: ModelConfig, *, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None):
         super().__init__()
         _check_config("config", config, ModelConfig)
+        if config.name != "tree_transformer":
+            raise UserError(
+                f"config.name must be 'tree_transformer' in TreeEncoder, but is {config.name!r}; for a baseline without trees, "
+                "take torch.nn.TransformerEncoder"
+            )
         _check_nodes("TreeEncoder", "config.tree", config.tree)
         self.config = config
         self.layers = build_layers(config, lambda _: build_tree_attention(config))

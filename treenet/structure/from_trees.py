@@ -232,7 +232,12 @@ def _check_spans(number: int, tree: SpanTree, num_leaves: int) -> None:
     parents, _ = parents_and_subtree_ends(tree)
     for node, (start, end) in enumerate(zip(tree.starts, tree.ends, strict=True)):
         above = parents[node]
-        if not 0 <= start < end <= num_leaves:
+        if start >= end:
+            raise UserError(
+                f"tree {number} of the batch: a span (start, end) must have at least one leaf, and the end is one past its last "
+                f"leaf, but one is ({start}, {end})"
+            )
+        if start < 0 or end > num_leaves:
             raise UserError(
                 f"tree {number} of the batch: a span (start, end) must lie within (0, {num_leaves}), but one is ({start}, {end})"
             )
