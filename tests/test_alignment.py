@@ -185,6 +185,13 @@ def test_a_word_is_the_same_in_links_and_in_references(align, run, tmp_path):
                 align("--out", run, *files, f"references={references}")
 
 
+def test_doubtful_text_is_told_once_for_all_parts(align, run, tmp_path):
+    source = write(tmp_path / "source", ["ba &apos;s be", "ba be", "bo &apos;s be"])
+    said = align("--out", run, f"input={source}", f"target={source}", "lines_at_once=1")[1].splitlines()
+    assert [line for line in said if "escapes" in line] == [line for line in said if line.startswith(f"warning: {source}: has")]
+    assert len([line for line in said if "escapes" in line]) == 1
+
+
 def test_align_refuses_unfit_files_and_models_in_one_line(align, run, tmp_path):
     source, short = write(tmp_path / "in", ["ba be", "bo"]), write(tmp_path / "short", ["ba"])
     one = write(tmp_path / "one", ["0-0"])

@@ -158,6 +158,20 @@ def test_a_line_that_cannot_be_read_is_warned_about_and_the_others_go_on(run, gi
     assert {one.filename for one in caught} == {__file__} and len(caught) == 2
 
 
+def test_doubtful_trees_are_warned_about_once_a_call(run, given):
+    lines, trees, targets = given
+    other = [re.sub(r"\((?=\w+ \()", "(ODD", tree) for tree in trees]
+    calls = [
+        lambda: run.translate(lines, trees=other),
+        lambda: run.candidates(lines, trees=other),
+        lambda: run.score(lines, targets, trees=other),
+    ]
+    for call in calls:
+        with pytest.warns(UserWarning, match="^lines: labels: .* have labels that the training data lacks; ") as caught:
+            call()
+        assert [one.filename for one in caught] == [__file__]
+
+
 def test_an_empty_line_is_warned_about(run, given):
     lines, trees, targets = given
     with pytest.warns(UserWarning, match="^line 2: is empty, so the model does not read it$") as caught:

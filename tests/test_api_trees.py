@@ -241,8 +241,8 @@ MISTAKES = {
     r"^config\.tree\.nodes must be 'labels' in TreeEncoder": lambda: TreeEncoder(
         ModelConfig(d_model=8, num_heads=2, tree=TreeAttentionConfig(nodes="labels_and_leaves"))
     ),
-    r"^config\.name must be 'tree_transformer' in TreeEncoder, but is 'transformer'; .*nn\.TransformerEncoder$": lambda: TreeEncoder(
-        ModelConfig(name="transformer", d_model=8, num_heads=2)
+    r"^config\.name must be 'tree_transformer' in TreeEncoder, but is 'transformer'; .*nn\.TransformerEncoder$": lambda: (
+        TreeEncoder(ModelConfig(name="transformer", d_model=8, num_heads=2))
     ),
     r"structure must be a TreeStructure, but is a list": lambda: TreeAttention(8, 2)(torch.zeros(2, 5, 8), structure=[]),
     r"\[2, 3, 8\] have no nodes: 3 leaves come first, then 2 nodes": lambda: TreeAttention(8, 2)(

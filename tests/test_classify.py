@@ -499,6 +499,9 @@ def test_the_library_gives_the_classes_of_the_command(run, phrases_run, tmp_path
     assert word.phrases[0].probabilities == pytest.approx(word.probabilities, abs=2e-6)
     with pytest.warns(UserWarning, match="line 1: has several trees side by side"):
         assert load_run(phrases_run).classify(["a b"], trees=["(X (X a)) (X (X b))"]) == [None]
+    with pytest.warns(UserWarning, match="^lines: has escapes such as &apos;") as warned:
+        model.classify(["a &apos;s day"] * 2)
+    assert [one.filename for one in warned] == [__file__]
 
 
 # Scores on new test sets

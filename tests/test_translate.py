@@ -410,9 +410,21 @@ def test_another_language_and_tokens_are_told_where_a_parser_reads_plain_text(tm
     assert "looks tokenised, but" in message["tokens"] and set(message) == {"language", "tokens"}
     both = notices("they &apos;re here , too .")
     assert "looks tokenised, with escapes such as &apos; or @-@, but" in both["tokens"] and set(both) == {"tokens"}
+    encoder = RawLineEncoder(data, given_trees=True, max_pieces=500)
+    of_words = notices("they go , they come .", "they &apos;re here")
+    assert set(of_words) == {"tokens"} and of_words["tokens"].endswith("; give the plain text as input")
+    seen = {"train": {"target": {"lines": 9, "tokens": {"count": 0, "line": 0, "text": ""}}}}
+    for facts, expected in ({}, set()), (seen, {"target tokens"}):
+        write_index(data / "text", [], columns=["example_id", "source", "target"], notices=facts)
+        encoder = RawLineEncoder(data, given_trees=False, max_pieces=500)
+        pair = encoder.notices([EncodedLine("They go, they come.", "sie gehen , sie kommen .")])
+        assert set(pair) == expected, "only a target whose tokens the data set looked for"
+    assert pair["target tokens"].startswith("target: looks tokenised, but")
     write_index(data / "text", [], columns=["example_id", "source", "target", "words"])
     encoder = RawLineEncoder(data, given_trees=False, max_pieces=500)
     assert notices("they go , they come .") == {}, "the model learned from tokens"
+    encoder = RawLineEncoder(data, given_trees=True, max_pieces=500)
+    assert notices("they go , they come .") == {}, "and so it did of trees"
     noticed = {"lines": 9, "tokens": {"count": 9, "line": 1, "text": ""}}
     write_index(data / "text", [], columns=["example_id", "source", "label"], notices={"train": {"source": noticed}})
     encoder = RawLineEncoder(data, given_trees=False, max_pieces=500)

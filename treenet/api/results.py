@@ -1,6 +1,20 @@
-"""The results of runs for lines: translations, and classes of lines and phrases."""
+"""The results of runs for lines: translations, classes of lines and phrases, and messages."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from treenet.evaluation.line_classifier import EMPTY
+from treeproc.online.raw_lines import EncodedLine, RawLineEncoder
+
+
+def line_messages(encoder: RawLineEncoder, lines: Sequence[EncodedLine]) -> Iterator[str]:
+    """Yield the messages about the lines of a call, from 1, and those about all of them."""
+    for number, line in enumerate(lines, start=1):
+        empty = "" if line.row is None or len(line.row["leaves"]["piece"]) else EMPTY
+        if message := line.problem or line.note or empty:
+            yield f"line {number}: {message}"
+    for notice in encoder.notices(lines).values():
+        yield f"lines: {notice}"
 
 
 @dataclass(frozen=True)

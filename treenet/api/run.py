@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
 
-from treenet.api.results import LineClasses, PhraseClasses, Translation
+from treenet.api.results import LineClasses, PhraseClasses, Translation, line_messages
 from treenet.api.sentence_attention import SentenceWeights, name_positions
 from treenet.api.shards import given_path
 from treenet.config import DecodingConfig
@@ -136,7 +136,7 @@ class _LineReader:
         caller: int | None = 5,
         **constraints: Any,
     ) -> list[EncodedLine]:
-        """Return the lines as the model reads them. Warn at the `caller`, so many calls up, about each line that it does not."""
+        """Return the lines as the model reads them. Warn at the `caller`, so many calls up, of those that are in doubt."""
         columns = {"text": lines, "trees": trees, "target": targets, **constraints}
         given: dict[str, list[str]] = {}
         for column, values in columns.items():
@@ -153,11 +153,10 @@ class _LineReader:
             raw.append(RawLine(**fields))
         if trees is None:
             torch.set_num_threads(1)  # as the data set was parsed
-        encoded = self._encoder(trees is not None).encode(raw)
-        for number, line in enumerate(encoded, start=1):
-            empty = "" if line.row is None or len(line.row["leaves"]["piece"]) else "is empty, so the model does not read it"
-            if caller is not None and (line.problem or line.note or empty):
-                warnings.warn(f"line {number}: {line.problem or line.note or empty}", stacklevel=caller)
+        encoder = self._encoder(trees is not None)
+        encoded = encoder.encode(raw)
+        for message in line_messages(encoder, encoded) if caller is not None else ():
+            warnings.warn(message, stacklevel=caller)
         return encoded
 
     def _encoder(self, given_trees: bool) -> RawLineEncoder:
@@ -340,9 +339,9 @@ class ClassifierRun(_LineReader):
             items = join_sides(self.loaded, self._encode(*sides, caller=None))
             found = list(classify_items(self.loaded, items, phrases=phrases))  # here, where no other call computes
             encoder = self._encoder(trees is not None)
-        for number, (line, _) in enumerate(items, start=1):
-            if line.problem or line.note:
-                warnings.warn(f"line {number}: {line.problem or line.note}", stacklevel=3)
+            messages = list(line_messages(encoder, [line for line, _ in items]))
+        for message in messages:
+            warnings.warn(message, stacklevel=3)
         return [self._named(one, item, encoder) if one else None for one, item in zip(found, items, strict=True)]
 
     def _named(self, found: Classes, item: Item, encoder: RawLineEncoder) -> LineClasses:

@@ -86,6 +86,7 @@ class Aligner:
         self._run, self._settings, self._labels = run, settings, read_labels(run.data)
         given_trees = settings.trees is not None
         self._source = build_line_encoder(run, given_trees=given_trees, max_pieces=settings.max_leaves)
+        self._noticed: set[str] = set()  # kinds of notices about the complete input
 
     def align(self, lines: Sequence[RawLine], first: int) -> Iterator[tuple[EncodedLine, list[tuple[int, int]], list[dict]]]:
         """Yield each line with its links and its links to nodes. `first` is the 0-based number of the first line."""
@@ -94,6 +95,10 @@ class Aligner:
         encoded = self._source.encode(lines, first)
         rows = ({**(line.row or {}), "sides": (line.source, line.target)} for line in encoded if self._has_pieces(line))
         found = map_attention(self._links, self._run.model, rows)
+        for kind, notice in self._source.notices(encoded, first).items():
+            if kind not in self._noticed:
+                warn(f"warning: {self._settings.input}: {notice}")
+                self._noticed.add(kind)
         for line in encoded:
             yield (line, *(next(found) if self._has_pieces(line) else ([], [])))
 

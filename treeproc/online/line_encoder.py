@@ -128,7 +128,9 @@ class LineEncoder:
         self.gives_arcs = config.dependencies
         self.tags = config.tags  # that may stand in front of lines
         self.language = config.language if config.reads_language else None  # of the parser; None if no parser reads the lines
-        self.notice_kinds = _notice_kinds(data, index["tree_settings"].get("side", "source"))
+        side = index["tree_settings"].get("side", "source")
+        self.notice_kinds = _notice_kinds(data, side)
+        self.target_notice_kinds = _target_notice_kinds(data, "source" if side == "target" else "target")
         self.normalize = FORMS[index.get("normalization", "none")]  # of the text of the data set
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
 
@@ -225,6 +227,14 @@ def _notice_kinds(data: AnyPath, side: str) -> tuple[str, ...]:
     learned = index.get("notices", {}).get("train", {}).get(side, {})
     escapes = () if is_noticed("escapes", learned) else ("escapes",)
     return (*escapes, "tokens", *(("attached",) if is_noticed("tokens", learned) else ()))
+
+
+def _target_notice_kinds(data: AnyPath, side: str) -> tuple[str, ...]:
+    """Return the kinds of notices about given targets, on `side` of the data set; none if it did not look for tokens there."""
+    folder = stage_folder(data, "text")
+    index = read_index(folder) if (folder / "index.json").exists() else {}
+    looked = "tokens" in index.get("notices", {}).get("train", {}).get(side, {})
+    return tuple(kind for kind in _notice_kinds(data, side) if kind != "escapes") if looked else ()
 
 
 CONSTRAINTS = ("prefix", "must_appear", "must_not_appear")  # columns of an encoded row

@@ -27,6 +27,7 @@ _SPELLINGS = {"``": ('"', "“", "”"), "''": ('"', "”", "“"), "`": ("'", "
 # A line has at most this many characters per allowed piece; sentencepiece's own limit of a piece is 16.
 _CHARS_PER_PIECE = 16
 _SHOWN = 40
+_UNDO = "undo the tokens first"
 
 
 @dataclass(frozen=True)
@@ -149,25 +150,41 @@ class RawLineEncoder:
     def notices(self, lines: Sequence[EncodedLine], first_id: int = 0, unit: str = "line") -> dict[str, str]:
         """Return the notices about the complete input, by kind: escapes, tokens, plain text, another language, other labels.
 
-        `unit` names a line in them.
+        Those about given targets are among them. `unit` names a line.
         """
-        numbered = [
-            (place, line.source) for place, line in enumerate(lines, start=first_id + 1) if line.source and not line.problem
-        ]
-        if not numbered:
+        read = [(place, line) for place, line in enumerate(lines, start=first_id + 1) if line.source and not line.problem]
+        if not read:
             return {}
-        kinds = () if self._given_trees else self._encoder.notice_kinds
+        # No parser reads escapes as words where trees are given.
+        kinds = tuple(kind for kind in self._encoder.notice_kinds if not self._given_trees or kind != "escapes")
+        numbered = [(place, line.source) for place, line in read]
         sample = numbered[:: stride_of(len(numbered))]
         tags = self._encoder.tags
         doubtful = any(is_doubtful(without_tag(text, tags), self._encoder.knows) for _, text in sample)
-        side = SideNotices(Wanted(kinds, known(self._encoder.language) if doubtful else None, tags))
+        language = known(self._encoder.language) if doubtful else None
+        undo = "give the plain text as input" if self._given_trees else _UNDO
+        found = self._notice(numbered, Wanted(kinds, language, tags), unit, undo, sample)
+        targets = [(place, line.target) for place, line in read if line.target]
+        of_targets = self._notice(targets, Wanted(self._encoder.target_notice_kinds), unit)
+        return found | {f"target {kind}": f"target: {one}" for kind, one in of_targets.items()} | self._notice_labels(lines)
+
+    def _notice(
+        self,
+        numbered: Sequence[tuple[int, str]],
+        wanted: Wanted,
+        unit: str,
+        undo: str = _UNDO,
+        sample: Sequence[tuple[int, str]] = (),
+    ) -> dict[str, str]:
+        """Return the notices about texts of one side and their numbers, by kind. `undo` says what to do about tokens."""
+        side = SideNotices(wanted)
         side.add([text for _, text in numbered], lambda place: numbered[place][0])
-        side.sample = sample
+        side.sample = list(sample)
         facts = side.facts()
         noticed = [kind for kind in facts if kind != "lines" and is_noticed(kind, facts)]
         if "tokens" in noticed and "escapes" in noticed:
             noticed.remove("escapes")  # one thing to undo, reported once
-        return {kind: self._message(kind, facts, unit) for kind in noticed} | self._notice_labels(lines)
+        return {kind: self._message(kind, facts, unit, undo) for kind in noticed}
 
     def _notice_labels(self, lines: Sequence[EncodedLine]) -> dict[str, str]:
         """Return a notice if the training data lacks the labels of half of the nodes of the given trees."""
@@ -178,14 +195,14 @@ class RawLineEncoder:
         lacks = f"{unknown:,} of {len(labels):,} nodes have labels that the training data lacks"
         return {"labels": f"labels: {lacks}; are these trees of the data set's parser?"}
 
-    def _message(self, kind: str, facts: dict, unit: str) -> str:
+    def _message(self, kind: str, facts: dict, unit: str, undo: str) -> str:
         found = facts[kind]
         total = found.get("looked_at", facts["lines"])
         where = f"{found['count']:,} of {total:,} {unit}s ({found['count'] / total:.1%}), for example {unit} {found['line']:,}"
         escapes = ", with escapes such as &apos; or @-@" if facts.get("escapes", {}).get("count") else ""
         what, do = {
             "escapes": ("has escapes such as &apos; or @-@, which the parser reads as words", "undo them first"),
-            "tokens": (f"looks tokenised{escapes}, but the model learned from plain text", "undo the tokens first"),
+            "tokens": (f"looks tokenised{escapes}, but the model learned from plain text", undo),
             "attached": (
                 "looks like plain text, but the model learned from tokens with blanks between them",
                 "write the lines as those of its data set",
