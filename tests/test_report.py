@@ -54,6 +54,7 @@ from treenet.report.lines import collect_lines
 from treenet.report.report_inputs import read_report_inputs, short_names
 from treenet.report.sentence_views import BOX_HEIGHT, View, build_views, choose_examples, lay_out
 from treenet.report.settings import ReportSettings
+from treenet.runs.exported_run import export_run
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.run_folder import read_facts
@@ -400,6 +401,20 @@ def test_a_run_that_is_not_finished_shows_what_it_has(folder, tmp_path):
     assert [row["run"] for row in found["scores"][0]["rows"]] == ["gone"]
     text = (tmp_path / "out" / "index.html").read_text()
     assert "Learning curves" in text and 'id="sentences"' not in text and "; to add it: <code>tree-attention" in text
+
+
+def test_an_exported_run_has_scores_but_nothing_of_sentences(folder, tmp_path, monkeypatch):
+    """A folder `data` where the command runs is not that of the run, which once was read."""
+    exported = tmp_path / "exported"
+    export_run(load_run(folder / "tree"), exported)
+    for name in ("scores.json", "translations.test.txt"):
+        shutil.copy(folder / "tree" / name, exported)
+    monkeypatch.chdir(folder)
+    write_report(report_settings(tmp_path, "exported"), tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [row["run"] for row in found["scores"][0]["rows"]] == ["exported"] and not found["attention"]
+    said = [one["said"] for one in found["runs"][0]["missing"]]
+    assert said == ["it was exported without its data set, so the page has nothing that needs its sentences"]
 
 
 def test_a_run_without_a_transformer_decoder_has_scores_and_curves_but_no_attention(folder, tmp_path):

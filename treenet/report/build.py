@@ -108,7 +108,7 @@ def _look_inside(runs: list[ReportRun], baseline: ReportRun | None, settings: Re
     """Look into every run whose model and data set are there."""
     there = [run for run in runs if run.finished and (own_index(run) or {}).get("totals", {}).get(settings.split)]
     for run in runs:
-        if (index := own_index(run)) and settings.split not in index["totals"]:
+        if (index := own_index(run)) and index["totals"] and settings.split not in index["totals"]:
             run.missing.append(Missing(f"its data set has no split {settings.split}, but {', '.join(index['totals'])}"))
     anchor = next((run for run in there if run is baseline), there[0] if there else None)
     if anchor is None:

@@ -35,7 +35,8 @@ def choose_class_examples(runs: Sequence[ReportRun], settings: ReportSettings) -
     set or its text, or of pairs. Raises UserError for a line that the split does not have.
     """
     split = settings.split  # or another result of one, as test.last
-    there = [run for run in runs if split in run.scores and not run.statuses[split].changed and own_index(run)]
+    there = [run for run in runs if split in run.scores and not run.statuses[split].changed]
+    there = [run for run in there if (own_index(run) or {}).get("totals")]  # an exported run has no text
     there = [run for run in there if run.scores[split].get("own_data", True)]
     there = [run for run in there if run.fingerprints.get("text_fingerprint") == there[0].fingerprints.get("text_fingerprint")]
     index = own_index(there[0]) if there else None

@@ -16,6 +16,7 @@ from treenet.experiments.study import StudyForm
 from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_complete
 from treenet.runs.identity import check_weights, find_other_metrics
+from treenet.runs.loading import data_of
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import mirror_of
 from treenet.runs.result_entries import PROBES, SCORES, read_scores
@@ -203,6 +204,8 @@ def _read_run(name: str, given: str, folder: Path, split: str, place: AnyPath) -
                 "or tree-attention scaling"
             )
     config = load_settings(TrainConfig, folder / CONFIG)
+    # The place in an exported run's settings is below the run, and not below the folder of the command.
+    config = config.model_copy(update={"data": data_of(folder, config)})
     if (task := config.task) not in ("translation", "classification", *LANGUAGE):
         out = given.rstrip("/")
         scores_it = f"tree-attention {task_of(task).scorer} --out {shlex.quote(out)} scores it"
@@ -237,6 +240,8 @@ def _read_run(name: str, given: str, folder: Path, split: str, place: AnyPath) -
     run.fingerprints = _fingerprints(run, index)
     if index is None:
         run.missing.append(Missing("its data set is missing or was made again, so the page has nothing that needs its sentences"))
+    elif not index["totals"]:
+        run.missing.append(Missing("it was exported without its data set, so the page has nothing that needs its sentences"))
     if (step := find_other_metrics(place, run.metrics)) is not None:
         why = f"its loss on valid at update {step:,} is not that of the checkpoint, so curves and speed are not of this run"
         run.missing.append(Missing(f"metrics.jsonl is of another run: {why}"))
