@@ -118,7 +118,19 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(world):
     (out / "scores.json").write_text("{}")
     with pytest.raises(UserError, match="is an earlier export, but has scores.json too, which would be lost"):
         run_export(world, "tree_transformer")
+    (out / "translations.test.txt").write_text("")
+    (out / ".results-lock").touch()  # as `evaluate` leaves it
+    with pytest.raises(UserError, match="has scores.json, translations.test.txt too, which would be lost; move them, or choose"):
+        run_export(world, "tree_transformer")
+    (out / "translations.test.txt").unlink()
     assert read_json(out / "export.json") == before and (out / "scores.json").unlink() is None
+    assert read_json(run_export(world, "transformer") / "export.json") == before
+    (out / "export.json").write_bytes(json_bytes({**before, "format": "onnx"}))
+    with pytest.raises(
+        UserError, match="holds an export in the format onnx, but this one is in safetensors; choose another --out"
+    ):
+        run_export(world, "transformer")
+    (out / "export.json").write_bytes(json_bytes(before))
     (world / "elsewhere").mkdir()
     for name, make in {
         ".gitattributes": lambda path: path.write_text("mine"),
@@ -132,7 +144,9 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(world):
         assert os.path.lexists(out / name) and read_json(out / "export.json") == before
         (out / name).rmdir() if name == "notes" else (out / name).unlink()
     (out / "export.json").write_text('{"files": {}}')
-    with pytest.raises(UserError, match="is an earlier export, but has README.md too, which would be lost"):
+    with pytest.raises(
+        UserError, match="is an earlier export, but has README.md, averaged, config.yaml, data, run.json too, which would be lost"
+    ):
         run_export(world, "tree_transformer")
     (out / "export.json").write_bytes(json_bytes(before))
     (out / "run.json").unlink()  # as a command that was killed while it replaced the export

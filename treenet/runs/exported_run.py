@@ -17,7 +17,7 @@ from treenet.runs.checkpoint import AVERAGED, FROZEN, META, WEIGHTS, publish, pu
 from treenet.runs.checkpoint_io import copy_weights
 from treenet.runs.identity import identity, list_changes
 from treenet.runs.loading import CARD, HELD_DATA, Exported, LoadedModel
-from treenet.runs.result_entries import read_scores
+from treenet.runs.result_entries import RESULTS_LOCK, read_scores
 from treenet.runs.run_folder import EXPORT_FACTS, read_facts
 from treenet.runs.run_folder import FACTS as RUN_FACTS
 from treenet.tasks.base import build_task
@@ -35,6 +35,7 @@ from treeproc.shards.store import describe_trees, read_index, vocabulary_files
 # The fields of an index that name shards, which an export leaves behind.
 _OF_SHARDS = ("shards", "parts", "totals", "files", "dropped", "stages", "train_files")
 # The keys of settings and facts whose values are places on a machine, also behind a dot.
+_LISTED = 10  # of files in a message
 _PLACES = ("data", "init", "folder", "file", "package", "_name_or_path")
 
 
@@ -48,6 +49,10 @@ def write_export(
     """
     out = out.resolve()
     claim_folder(out, EXPORT, option=option)
+    facts_there = out / EXPORT_FACTS
+    there = read_json(facts_there, f"choose another {option}", Exported).get("format", form) if facts_there.is_file() else form
+    if there != form:
+        raise UserError(f"{out} holds an export in the format {there}, but this one is in {form}; choose another {option}")
     _own_files(out, option)
     index = read_index(run.data / "encoded")
     meta = {
@@ -78,12 +83,14 @@ def _own_files(out: Path, option: str) -> list[Path]:
     if not (out / EXPORT_FACTS).is_file():
         raise UserError(f"{out} must be a new folder or an earlier export, but is something else; choose another {option}")
     recorded = read_json(out / EXPORT_FACTS, f"choose another {option}", Exported)["files"]
-    own = [*(Path(str(inside(out, name))) for name in recorded), out / EXPORT_FACTS]
+    own = [*(Path(str(inside(out, name))) for name in (*recorded, RESULTS_LOCK)), out / EXPORT_FACTS]
     kept = {folder for path in own for folder in path.parents}
-    if added := next((path for path in sorted(out.rglob("*")) if path not in own and path not in kept), None):
-        name = added.relative_to(out)
+    if added := [path for path in sorted(out.rglob("*")) if path not in own and path not in kept]:
+        names = [str(path.relative_to(out)) for path in added if path.parent not in added]
+        listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else "")
+        move = "move it" if len(names) == 1 else "move them"
         raise UserError(
-            f"{out} is an earlier export, but has {name} too, which would be lost; move it, or choose another {option}"
+            f"{out} is an earlier export, but has {listed} too, which would be lost; {move}, or choose another {option}"
         )
     if (out / CARD).is_file() and file_sha256(out / CARD) != recorded[CARD]["sha256"]:
         raise UserError(f"{out / CARD} was edited and would be lost; move it, or choose another {option}")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NotRequired, TypeVar
 
 import torch
 from sentencepiece import SentencePieceProcessor
@@ -49,6 +49,7 @@ class Exported(TypedDict):
     """The fields of export.json that are read."""
 
     files: dict[str, _File]
+    format: NotRequired[str]
 
 
 Model = TypeVar("Model", bound=nn.Module, covariant=True)

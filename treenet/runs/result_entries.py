@@ -20,6 +20,7 @@ from treeproc.common.settings import differences
 from treeproc.common.storage import AnyPath
 
 SCORES, PROBES = "scores.json", "probes.json"
+RESULTS_LOCK = ".results-lock"  # held while one of them is written
 SEARCHED = "tree_beam."  # begins the name of a file of a search for trees that is not complete
 
 RESULTS_HINT = "restore it, or move it away and run the same command again"  # not "remove": it may hold good results
@@ -166,7 +167,7 @@ def add_entry(path: Path, name: str, entry: dict, join: Callable[[dict, dict], d
     `join` gets the entry that is there, empty if there is none, and the new one; it returns the one to write. It prints a note if
     the entry replaces one of other settings or of other data with the same folder name.
     """
-    with file_lock(path.with_name(".results-lock")):
+    with file_lock(path.with_name(RESULTS_LOCK)):
         entries = read_entries(path)
         before = entries.get(name, {})
         atomic_write(path, json_bytes({**entries, name: join(before, entry)}, FORMS[path.name]))
