@@ -211,6 +211,10 @@ MISTAKES = {
     "num_best must be an integer, but is 2.0": lambda run, a, b: run.candidates(a, b, 2.0),
     "num_best must be an integer, but is True": lambda run, a, b: run.candidates(a, b, True),
     "decoding: beam: unknown key; did you mean beam_size?": lambda run, a, b: run.translate(a, b, beam=3),
+    r"decoding: prefix: unknown key; did you mean prefixes\?$": lambda run, a, b: run.translate(a, b, prefix=["a"]),
+    r"decoding: num_best: unknown key; did you mean run\.candidates\(lines, num_best": lambda run, a, b: run.translate(
+        a, b, num_best=2
+    ),
     "decoding: num_beams: unknown key; ": lambda run, a, b: run.translate(a, b, num_beams=3),
     "decoding: xyz: unknown key; the keys are method, beam_size, ": lambda run, a, b: run.translate(a, b, xyz=3),
     "decoding: beam_size: must be a valid integer.*, but is '3x'": lambda run, a, b: run.translate(a, b, beam_size="3x"),

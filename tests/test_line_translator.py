@@ -32,6 +32,7 @@ from treenet.translation.translate import (
     warn_of_width,
 )
 from treeproc.common.settings import UserError
+from treeproc.online.line_encoder import Constraints
 from treeproc.online.raw_lines import EncodedLine, RawLine, RawLineEncoder
 
 LINES = [RawLine(b"ba be bi"), RawLine(b"do ku"), RawLine(b"gi")]
@@ -275,6 +276,9 @@ def test_constraints_have_the_form_of_lines_of_files():
     ):
         with pytest.raises(UserError, match=message):
             constraint_columns(None, wrong, None)
+    decomposed = "Ma\u0308nner"  # which a model of NFC never writes
+    found = Constraints.read(must_not_appear=f" {decomposed}\tx\tM\u00e4nner").must_not_appear
+    assert found == (f" {decomposed}", "x", "M\u00e4nner", " M\u00e4nner")
     line = LineConstraints.of(
         {"prefix": np.array([4]), "must_appear": [np.array([5]), [6, 7], [5]], "must_not_appear": ["a", "a"]}
     )

@@ -103,7 +103,8 @@ def test_the_lines_of_a_card_load_the_run(classifier, tmp_path, monkeypatch):
     assert len(code.strip().replace("\n\n", "\n").splitlines()) == 3
     names: dict = {}
     exec(code, names)
-    assert names["run"].classify(["A sentence ."]) == run.classify(["A sentence ."])
+    assert names["run"].classify(["A sentence."]) == run.classify(["A sentence."])
+    assert code.rstrip().endswith('run.classify(["A sentence."])'), "the model learned from plain text"
 
 
 def test_classes_and_scores_of_a_classifier(classifier, tmp_path):

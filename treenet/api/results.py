@@ -1,9 +1,10 @@
 """The results of runs for lines: translations, classes of lines and phrases, and messages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from treenet.evaluation.line_classifier import EMPTY
+from treeproc.common.errors import UserError
 from treeproc.online.raw_lines import EncodedLine, RawLineEncoder
 
 
@@ -15,6 +16,22 @@ def line_messages(encoder: RawLineEncoder, lines: Sequence[EncodedLine]) -> Iter
             yield f"line {number}: {message}"
     for notice in encoder.notices(lines).values():
         yield f"lines: {notice}"
+
+
+# What keywords may have meant that are no settings of the search.
+_MEANT = {
+    "prefix": "prefixes",
+    **dict.fromkeys(
+        ("num_best", "nbest", "n_best", "num_return_sequences"), "run.candidates(lines, num_best=...), which returns several"
+    ),
+}
+
+
+def check_keywords(keywords: Iterable[str]) -> None:
+    """Raise UserError for a keyword of a search that has another name, or belongs to another method."""
+    for name in keywords:
+        if name in _MEANT:
+            raise UserError(f"decoding: {name}: unknown key; did you mean {_MEANT[name]}?")
 
 
 @dataclass(frozen=True)

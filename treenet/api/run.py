@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
 
-from treenet.api.results import LineClasses, PhraseClasses, Translation, line_messages
+from treenet.api.results import LineClasses, PhraseClasses, Translation, check_keywords, line_messages
 from treenet.api.sentence_attention import SentenceWeights, name_positions
 from treenet.api.shards import given_path
 from treenet.config import DecodingConfig
@@ -229,6 +229,7 @@ class Run(_LineReader):
         decoding: dict[str, Any],
         constraints: dict[str, Any],
     ) -> list[list[Translation]]:
+        check_keywords(decoding)
         settings = decoding_of(build_settings(DecodingConfig, decoding, "decoding"), self.loaded)
         if num_best is None:
             num_best = min(5, settings.most_translations or 5)

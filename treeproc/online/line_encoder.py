@@ -5,8 +5,10 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
+from unicodedata import normalize
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -129,7 +131,7 @@ class LineEncoder:
         self.tags = config.tags  # that may stand in front of lines
         self.language = config.language if config.reads_language else None  # of the parser; None if no parser reads the lines
         side = index["tree_settings"].get("side", "source")
-        self.notice_kinds = _notice_kinds(data, side)
+        self.notice_kinds = learned_kinds(data, side)
         self.target_notice_kinds = _target_notice_kinds(data, "source" if side == "target" else "target")
         self.normalize = FORMS[index.get("normalization", "none")]  # of the text of the data set
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
@@ -213,7 +215,7 @@ def read_treebank(files: Sequence[Path], data: AnyPath, *, reads_trees: bool = T
     return examples, [row["trees"][0] for row in rows]
 
 
-def _notice_kinds(data: AnyPath, side: str) -> tuple[str, ...]:
+def learned_kinds(data: AnyPath, side: str) -> tuple[str, ...]:
     """Return the kinds of notices that tell new lines apart from the lines that a model of a data set learned.
 
     These lines are on `side` of the data set. Where they look tokenised, or have escapes, new lines should too.
@@ -234,7 +236,7 @@ def _target_notice_kinds(data: AnyPath, side: str) -> tuple[str, ...]:
     folder = stage_folder(data, "text")
     index = read_index(folder) if (folder / "index.json").exists() else {}
     looked = "tokens" in index.get("notices", {}).get("train", {}).get(side, {})
-    return tuple(kind for kind in _notice_kinds(data, side) if kind != "escapes") if looked else ()
+    return tuple(kind for kind in learned_kinds(data, side) if kind != "escapes") if looked else ()
 
 
 CONSTRAINTS = ("prefix", "must_appear", "must_not_appear")  # columns of an encoded row
@@ -263,7 +265,9 @@ class Constraints:
             raise ValueError(f"must_not_appear: {size:,} bytes of strings are more than {MOST_BYTES:,}; give fewer strings")
         if len(required) > MOST_PHRASES:
             raise ValueError(f"must_appear: {len(required):,} phrases are more than {MOST_PHRASES}; give fewer phrases")
-        return cls(prefix.strip(), required, forbidden)
+        # The same text in the form that most models write: pieces are compared by their bytes.
+        composed = (text for text in map(partial(normalize, "NFC"), forbidden) if text not in forbidden)
+        return cls(prefix.strip(), required, (*forbidden, *composed))
 
     def __bool__(self) -> bool:
         return bool(self.prefix or self.must_appear or self.must_not_appear)
