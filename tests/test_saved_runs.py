@@ -219,6 +219,14 @@ def test_a_changed_file_is_named_in_one_line(tmp_path):
     from_pretrained(tmp_path / "saved")
 
 
+def test_a_model_that_this_checkout_lacks_is_named_with_its_file(tmp_path):
+    run = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"))
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("name: tree_transformer", "name: uniform"))
+    with pytest.raises(UserError, match=rf"^{config}: model\.name must be one of .*, but is uniform instead$"):
+        load_run(run)
+
+
 def test_a_changed_vocabulary_of_the_data_set_is_named(classifier):
     labels = classifier.parent / "data" / "encoded" / "vocab" / "labels.txt"
     content = labels.read_bytes()
