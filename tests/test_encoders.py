@@ -1,5 +1,6 @@
 """The bases of encoders and the encoders over trees: what their layers read, written out, and the limits of their settings."""
 
+import re
 from dataclasses import FrozenInstanceError
 
 import numpy as np
@@ -11,6 +12,7 @@ from strategies import Tree, right_branching
 
 from treenet.config import ModelConfig
 from treenet.data.batch import collate
+from treenet.data.input_kinds import LEAVES
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
 from treenet.layers.blocks import prepare_trees, run_layers
 from treenet.layers.core import Scratch
@@ -297,3 +299,18 @@ def test_the_loss_of_tags_is_weighted_and_of_all_layers():
     assert sum(model.encoder.encode_to_train(one)[1].item() for one in alone) == pytest.approx(3 * whole)
     assert np.allclose(model.encoder(batch).states.detach(), memory.states.detach(), rtol=1e-12)
     assert model.encoder._encode(batch, with_tags=False)[1] == 0
+
+
+# The page for developers.
+
+
+def test_the_encoder_of_the_page_for_developers_ignores_padding(repository, monkeypatch):
+    page = (repository / "docs" / "development.md").read_text()
+    [code] = re.findall(r"```python\n(from torch import nn\n.*?)```", page, re.DOTALL)
+    monkeypatch.setattr("treenet.models.registry.ARCHITECTURES", registered := dict(ARCHITECTURES))
+    exec(code, {})
+    model = (
+        registered["uniform"].encoder(ModelConfig(d_model=8, d_ff=8, num_heads=2), VOCAB, PieceEmbedding(VOCAB.pieces, 8)).eval()
+    )
+    alone, together = (model(batch_of(trees, LEAVES)).states for trees in ([right_branching(3)], [right_branching(3), WIDE]))
+    torch.testing.assert_close(together[0, :3], alone[0])
