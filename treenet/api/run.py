@@ -155,8 +155,9 @@ class _LineReader:
             torch.set_num_threads(1)  # as the data set was parsed
         encoder = self._encoder(trees is not None)
         encoded = encoder.encode(raw)
-        for message in line_messages(encoder, encoded) if caller is not None else ():
-            warnings.warn(message, stacklevel=caller)
+        if caller is not None:
+            for message in line_messages(encoder, encoded):
+                warnings.warn(message, stacklevel=caller)
         return encoded
 
     def _encoder(self, given_trees: bool) -> RawLineEncoder:

@@ -176,7 +176,7 @@ class RawLineEncoder:
         undo: str = _UNDO,
         sample: Sequence[tuple[int, str]] = (),
     ) -> dict[str, str]:
-        """Return the notices about texts of one side and their numbers, by kind. `undo` says what to do about tokens."""
+        """Return the notices about texts of one side and their numbers, by kind. `undo` is the remedy for tokens."""
         side = SideNotices(wanted)
         side.add([text for _, text in numbered], lambda place: numbered[place][0])
         side.sample = list(sample)
