@@ -35,8 +35,8 @@ from treeproc.shards.store import describe_trees, read_index, vocabulary_files
 
 # The fields of an index that name shards, which an export leaves behind.
 _OF_SHARDS = ("shards", "parts", "totals", "files", "dropped", "stages", "train_files")
-# The keys of settings and facts whose values are places on a machine, also behind a dot.
 _LISTED = 10  # of files in a message
+# The keys of settings and facts whose values are places on a machine, also behind a dot.
 _PLACES = ("data", "init", "folder", "file", "package", "_name_or_path")
 
 
