@@ -13,6 +13,7 @@ from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, describe_in_words, describe_parser, fallback, read_trees
 from treeproc.parsers.config import split_at_blanks
 from treeproc.shards.shard import SplitShards
+from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
@@ -430,9 +431,28 @@ def test_settings_of_older_data_sets_are_described_as_then():
     assert "package" in ParserConfig(name="benepar", models="x", package="en_x").facts()
 
 
-def test_brackets_of_any_parser_are_given_trees(tmp_path):
+def test_brackets_of_any_parser_are_given_trees(tmp_path, caplog):
+    """Without a parser in the settings, too. The job says so, and says if a parser that was set takes their place."""
     (tmp_path / "a.mrg").write_text("\n".join(TREES) + "\n")
-    settings = {"splits": {"train": {"source": [tmp_path / "a.mrg"]}}, "format": "brackets", "parser": {"name": "given"}}
-    preprocess(PreprocessConfig.model_validate({**settings, "subwords": {"vocab_size": 290}, "workers": 0}), tmp_path / "data")
-    rows = [row for shard in SplitShards(tmp_path / "data/parsed", "train") for row in shard.rows()]
-    assert [row["trees"] for row in rows] == [[tree] for tree in TREES]
+    settings = {"splits": {"train": {"source": [tmp_path / "a.mrg"]}}, "format": "brackets", "subwords": {"vocab_size": 290}}
+    for name, parser in (("named", {"name": "given"}), ("open", {}), ("parsed", {"name": "shipped"})):
+        index = preprocess(PreprocessConfig.model_validate({**settings, "parser": parser, "workers": 0}), tmp_path / name)
+        rows = [row for shard in SplitShards(tmp_path / name / "parsed", "train") for row in shard.rows()]
+        is_given = name != "parsed"
+        assert ([row["trees"] for row in rows] == [[tree] for tree in TREES]) == is_given
+        assert summary(index, tmp_path / name).split("\n")[0].endswith(f"trees: {'given' if is_given else 'parsed'}")
+        assert ("parser.name is shipped, so the job does not use the trees of the files" in caplog.text) != is_given
+    one, other = ((tmp_path / name / "config.yaml").read_bytes() for name in ("named", "open"))
+    assert one == other
+
+
+def test_trees_of_files_are_taken_unless_another_parser_or_arcs_are_set():
+    def chosen(begun=None, **values) -> str:
+        return PreprocessConfig.model_validate({"format": "brackets"} | values).settled(begun).parser.name
+
+    assert chosen() == chosen(parser={"language": "sv"}) == chosen(format="sst") == chosen(tree={"tree_source": "balanced"}) == "given"
+    assert chosen(format="labelled", labelled={"brackets": True}) == "given"
+    assert chosen(begun={"parser": {"name": "stanza"}}) == "stanza" and chosen(begun={"parser": {"name": "given"}}) == "given"
+    assert chosen(parser={"name": "words"}) == "words" and chosen(parser={"max_words": 20}) == "stanza"
+    assert chosen(parser={"dependencies": True}) == chosen(tree={"tree_source": "dependencies"}) == "stanza"
+    assert chosen(tree={"side": "target"}) == chosen(format="labelled") == chosen(format="conllu") == "stanza"

@@ -268,7 +268,8 @@ def test_other_schema_version_is_refused(tmp_path):
 
 
 def test_trees_made_of_arcs_are_described_with_their_form():
-    assert describe_trees({"tree_source": "balanced"}) == "balanced"
+    assert describe_trees({"tree_source": "balanced", "parser": {"name": "given"}}) == "balanced"
+    assert describe_trees({"tree_source": "parsed", "parser": {"name": "given"}}) == "given"
     settings = {"phrases": "flat", "phrase_labels": "upos", "seed": 1}
     described = describe_trees({"tree_source": "dependencies", "tree_settings": settings})
     assert described == "dependencies (phrases=flat, phrase_labels=upos)"

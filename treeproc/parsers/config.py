@@ -97,7 +97,7 @@ class ParserConfig(Settings):
         "stanza",
         description="'stanza': Stanza's own models if they are installed, else the shipped models. 'shipped': the shipped "
         "models. 'corenlp': a CoreNLP server. 'spacy' (only arcs), 'benepar', 'supar': these packages. 'given': "
-        "the trees of the input. 'words': no parser, for control trees",
+        "the trees of the input, the default if the files have trees. 'words': no parser, for control trees",
     )
     models: Annotated[Annotated[Path, AfterValidator(Path.absolute)] | None, Effect.NONE] = Field(
         None,

@@ -56,6 +56,11 @@ class Format:
     has_pairs: bool = False
     read_side: Callable[[Sequence[AnyPath]], Iterator[str]] | None = None
 
+    @property
+    def gives_constituents(self) -> bool:
+        """Return whether the files have trees of constituents. Those of CoNLL-U are flat."""
+        return "trees" in self.columns and "arcs" not in self.columns
+
 
 def _read_parallel(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Rows:
     read = partial(read_lines, reading="parallel")

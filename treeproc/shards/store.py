@@ -275,10 +275,13 @@ def forms_of_trees(*settings: Mapping) -> list[dict]:
 
 
 def describe_trees(index: dict) -> str:
-    """Return `tree.tree_source` of a data set, with the form of phrases that are made of arcs."""
+    """Return `tree.tree_source` of a data set, with the form of phrases that are made of arcs; `given` for those of the files."""
     settings = index.get("tree_settings", {})
     form = [f"{name}={settings[name]}" for name in ("phrases", "phrase_labels") if name in settings]
-    return f"{index['tree_source']} ({', '.join(form)})" if form else index["tree_source"]
+    source = index["tree_source"]
+    if source == "parsed" and (index.get("parser") or {}).get("name") == "given":
+        source = "given"
+    return f"{source} ({', '.join(form)})" if form else source
 
 
 def describe_dropped(index: Mapping, split: str) -> str:

@@ -162,7 +162,7 @@ class PreprocessConfig(Settings):
         return TextNotices(kinds, self.inputs().line)
 
     def settled(self, begun: Mapping | None = None) -> "PreprocessConfig":
-        """Return the settings with defaults filled in: those of `settle_tree`, `treebank_words` of Moses tokens, given arcs.
+        """Return the settings with defaults filled in: `settle_tree`, `treebank_words` of Moses tokens, given trees and arcs.
 
         `rows_per_shard: auto` becomes that of a data set that was begun; else `with_shard_size` settles it, which needs a scan.
 
@@ -170,8 +170,9 @@ class PreprocessConfig(Settings):
         """
         begun = begun or {}
         columns = {*self.form.columns, *(["target"] if any(files.target for files in self.splits.values()) else [])}
-        tree = settle_tree(self.tree, (self.parser, self.target_parser), columns, begun)
-        decided: dict = {"tree": tree, "parser": self._with_given_arcs(tree, begun), "labelled": self._with_classes(begun)}
+        parser = self.with_given_trees(begun)
+        tree = settle_tree(self.tree, (parser, self.target_parser), columns, begun)
+        decided: dict = {"tree": tree, "parser": self._with_given_arcs(parser, tree, begun), "labelled": self._with_classes(begun)}
         if self.rows_per_shard == "auto":
             decided["rows_per_shard"] = begun.get("rows_per_shard", "auto")
         for name in ("parser", "target_parser") if self.tokenized == "moses" else ():
@@ -199,9 +200,16 @@ class PreprocessConfig(Settings):
             classes = self.inputs().classes_of_train()
         return self.labelled.model_copy(update={"classes": classes})
 
-    def _with_given_arcs(self, tree: TreeConfig, begun: Mapping) -> ParserConfig:
-        """Return the parser of the source. For trees of arcs, those of the input are taken unless another parser is set."""
-        parser = self.parser
+    def with_given_trees(self, begun: Mapping) -> ParserConfig:
+        """Return the parser of the source. Constituents of the input are taken unless another parser, or arcs, are set."""
+        parser, tree = self.parser, self.tree
+        is_open = parser.model_fields_set <= {"dependencies", "language"} and not parser.dependencies
+        if not (is_open and self.form.gives_constituents and tree.side == "source" and tree.tree_source != "dependencies"):
+            return parser
+        return parser.model_copy(update={"name": (begun.get("parser") or {}).get("name", "given")})
+
+    def _with_given_arcs(self, parser: ParserConfig, tree: TreeConfig, begun: Mapping) -> ParserConfig:
+        """Return the `parser` of the source. For trees of arcs, those of the input are taken unless another parser is set."""
         if tree.tree_source != "dependencies" or tree.side != "source" or "arcs" not in self.form.columns:
             return parser
         if parser.model_fields_set <= {"dependencies", "language"}:

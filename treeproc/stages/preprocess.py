@@ -49,15 +49,15 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     other text.
     """
     claim_folder(out, DATA_SET)
+    begun = read_written_settings(out) or {}
     if config.workers is None:
         # Without the parser's package, one process is no way out.
-        lacks_parser = config.parsed is None and config.parser.runs_stanza and not is_installed("stanza")
+        lacks_parser = config.parsed is None and config.with_given_trees(begun).runs_stanza and not is_installed("stanza")
         packages, instead = (("ray", "stanza"), "") if lacks_parser else ("ray", "give workers=0 to work in one process")
         require(packages, "this job", instead)
     config = _with_pinned_tokenizer(config, out)
     if config.parsed is not None:
         return _encode_again(config, config.parsed, out)
-    begun = read_written_settings(out) or {}
     if not (out / "text" / "index.json").exists():
         begun.pop("labelled", None)  # the classes may be those of a file that was corrected since then
     open_choice, config = config.parser.treebank_words is None, config.settled(begun)
@@ -181,6 +181,11 @@ def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
     for name in ("max_ratio", "target_script"):
         if config.form.target == "none" and getattr(config.filters, name) is not None:
             warn(f"note: filters.{name} has no effect: format {config.format} has one side")
+    if config.form.gives_constituents and config.tree.side == "source" and config.parser.name not in ("given", "words"):
+        warn(
+            f"note: parser.name is {config.parser.name}, so the job does not use the trees of the files; a new data set with "
+            "parser.name=given does"
+        )
     inputs = config.inputs()
     refuse_pipes(inputs.paths())
     for path in inputs.paths_of_lines():
