@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from figures import FIGURE, RUNS, Row, report, unpaired
@@ -9,6 +10,8 @@ from from_records import MIXED, TABLES, fill, path_of
 from page_template import find_tables
 from sentences import SENTENCES
 
+from treenet.experiments.comparable import check_one_study, find_unlike_sizes
+from treenet.experiments.recorded_study import form_of
 from treenet.experiments.records import read_records
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
@@ -40,6 +43,16 @@ OTHER_TABLES = {
 PAGES = sorted({*SENTENCES, *(page for page, _ in (*TABLES, *MIXED, *WITHOUT_RECORD, *OTHER_TABLES))})
 # A claim of the paper is about a study if its row begins with a link to one of these.
 STUDIES = re.compile(r"\((translation|classification|language_models|multi30k|finetuning|windows|pretrained|control)\.md")
+
+
+def test_the_records_of_every_folder_are_of_one_study():
+    """Earlier records have no hash of their pieces, and the sizes of our studies have no settings of their own."""
+    for folder in {path.parent for path in RUNS.rglob("*.json")}:
+        records = [one for one in map(json.loads, map(Path.read_text, folder.glob("*.json"))) if "labels" in one]
+        if records:
+            system = form_of(records).system
+            check_one_study(records, system)
+            assert system == "system" or not find_unlike_sizes(records, system)
 
 
 @pytest.fixture(scope="module", params=PAGES)

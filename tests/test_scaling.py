@@ -30,7 +30,7 @@ from treenet.data.plan import BatchPlan
 from treenet.data.splits import read_references
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, EXPLAINED, compare_over_seeds
 from treenet.experiments import records
-from treenet.experiments.comparable import READ_NO_TREES
+from treenet.experiments.comparable import READ_NO_TREES, check_one_study
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.recorded_study import report_records
 from treenet.experiments.records import Recording, _is_chosen, read_curve, read_numbers, read_records, record_bytes
@@ -49,6 +49,7 @@ from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.translation_metrics import compute_scores
 from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError, dump_settings, load_settings
+from treeproc.shards.store import pieces_fingerprint, read_index
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -601,6 +602,33 @@ def test_records_of_other_text_are_of_two_studies(recorded):
     report_records(records)
 
 
+def test_records_of_other_pieces_are_of_two_studies(recorded, data, tmp_path):
+    """Also of the cells that a larger grid would add. Earlier records have the number of the pieces alone, or not even that."""
+    records = list(read_records(recorded).values())
+    facts = [record["facts"] for record in records]
+    assert {one["pieces_fingerprint"] for one in facts} == {pieces_fingerprint(read_index(data / "encoded"))}
+    report_records(records)
+    for fact in ("pieces_fingerprint", "num_pieces"):
+        facts[3][fact] = "other" if fact == "pieces_fingerprint" else 7
+        said = rf"{records[0]['cell']} and {records[3]['cell']} are of data sets of other pieces, so they are of two studies"
+        with pytest.raises(UserError, match=said):
+            report_records(records)
+        del facts[3][fact]
+        report_records(records)
+    records[0]["settings"]["task"] = records[1]["settings"]["task"] = "classification"
+    facts[0]["pieces_fingerprint"] = facts[1]["pieces_fingerprint"] = "other"  # accuracy does not depend on them
+    check_one_study(records[:1] + records[4:5], "model")
+    config = make_config(data, seeds=[1, 2, 3])
+    show_study(make_study(FORM, config, tmp_path / "study", recorded))
+    for path in recorded.glob("*.json"):
+        record = json.loads(path.read_text())
+        record["facts"]["pieces_fingerprint"] = "other"
+        path.write_text(json.dumps(record))
+    for command in (show_study, run_study):
+        with pytest.raises(UserError, match="are of data sets of other pieces"):
+            command(make_study(FORM, config, tmp_path / "study", recorded))
+
+
 def test_a_record_is_small_and_says_what_its_cell_was(recorded, undisturbed, data):
     paths = sorted(recorded.iterdir())
     assert len(paths) == 8
@@ -887,12 +915,19 @@ def test_compared_systems_that_differ_in_more_than_one_thing_are_named(recorded,
         record["settings"]["batch"]["budget_counts"] = "leaves"
     settings["tree-1-seed1"]["batch"]["max_tokens"] = 96
     settings["wide-0.5-seed1"]["clip_norm"] = 1.0  # a record leaves the default out
-    next(record for record in records if record["cell"] == "wide-1-seed1")["data_fingerprint"] = "other"
+    for record in records:
+        record["data_fingerprint"] = "other" if record["cell"].startswith("wide") else record["data_fingerprint"]
     table = format_table(build_report(config.grid, records))
     assert "\ntree - transformer: the two differ in 2 things, so the difference has no single cause: model.name (" in table
     assert "batch.max_tokens (96, not 64)" in table and "subtree_mask" not in table
     assert "\nwide - tree: the two differ in 3 things, so " in table
     assert "clip_norm (1.0, not None)" in table and ": the trees of the data, batch.max_tokens" not in table
+    assert "\nsizes 0.5 and 1 of tree also differ in batch.max_tokens (64, not 96)\n" in table
+    assert "\nsizes 0.5 and 1 of wide also differ in clip_norm (1.0, not None)" in table and "of transformer also" not in table
+    found = next(record for record in records if record["cell"] == "wide-1-seed1")
+    found["data_fingerprint"] = "third"
+    with pytest.raises(UserError, match=r"wide-0\.5-seed1 and wide-1-seed1 are of one system, but read other trees"):
+        build_report(config.grid, records)
 
 
 def test_the_models_without_trees_are_those_of_the_registry():

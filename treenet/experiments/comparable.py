@@ -16,12 +16,14 @@ _WORDS = {"device": "kinds of device", "packages": "versions of packages", "soft
 
 
 def check_one_study(records: Sequence[Record], system: str) -> None:
-    """Raise UserError for cells of two studies: of other text, or of one system with other settings.
+    """Raise UserError for cells of two studies: of other text or pieces, or of one system with other settings or trees.
 
-    `system` is the label of a cell's system.
+    `system` is the label of a cell's system. Sizes of a system may have settings of their own; see `find_unlike_sizes`.
     """
     _check_same_text(records)
+    _check_same_pieces(records)
     _check_same_settings(records, system)
+    _check_same_trees(records, system)
 
 
 def _check_same_text(records: Sequence[Record]) -> None:
@@ -39,6 +41,21 @@ def _check_same_text(records: Sequence[Record]) -> None:
         )
 
 
+def _check_same_pieces(records: Sequence[Record]) -> None:
+    """Raise UserError for cells over other pieces, if scores depend on pieces. Earlier records have their number alone."""
+    for name in ("num_pieces", "pieces_fingerprint"):
+        cells: dict[object, str] = {}
+        for record in records:
+            if record["settings"].get("task") not in _OF_PREDICTIONS and (pieces := record["facts"].get(name)):
+                cells.setdefault(pieces, record["cell"])
+        if len(cells) > 1:
+            one, other, *_ = cells.values()
+            raise UserError(
+                f"{one} and {other} are of data sets of other pieces, so they are of two studies; give each study its own --out "
+                "and --records"
+            )
+
+
 def _check_same_settings(records: Sequence[Record], system: str) -> None:
     """Raise UserError for cells of one system and size that differ in more than the seed. `system` is the label of the system."""
     first = dict[tuple, Record]()
@@ -49,6 +66,32 @@ def _check_same_settings(records: Sequence[Record], system: str) -> None:
                 f"{one['cell']} and {record['cell']} are of one system, but not only their seeds differ: {', '.join(differing)}; "
                 "give each study its own --out and --records"
             )
+
+
+def _check_same_trees(records: Sequence[Record], system: str) -> None:
+    """Raise UserError for cells of one system, of any size, that read other trees."""
+    first = dict[object, Record]()
+    for record in records:
+        one = first.setdefault(record["labels"][system], record)
+        if _TREES in _differing(one, record):
+            raise UserError(
+                f"{one['cell']} and {record['cell']} are of one system, but read other trees, so they are of two studies; give "
+                "each study its own --out and --records"
+            )
+
+
+def find_unlike_sizes(records: Sequence[Record], system: str) -> list[str]:
+    """Return a line for each system whose sizes differ in other settings, too: each smaller size beside the largest."""
+    sizes: dict[str, dict[float, Record]] = {}
+    for record in records:
+        sizes.setdefault(str(record["labels"][system]), {}).setdefault(float(record["labels"]["fraction"]), record)
+    lines = []
+    for name, of_size in sizes.items():
+        largest = max(of_size)
+        found = {size: [*_differing(of_size[size], of_size[largest])] for size in sorted(of_size)}
+        parts = [f"{size:g} and {largest:g} of {name} also differ in {', '.join(one)}" for size, one in found.items() if one]
+        lines += [f"sizes {'; sizes '.join(parts)}"] if parts else []
+    return lines
 
 
 def find_unlike(records: Iterable[Record], pairs: Sequence[tuple[str, str]]) -> dict:
@@ -74,6 +117,8 @@ def _conditions(training: Training) -> dict[str, list[str]]:
     }
 
 
+_TREES = "the trees of the data"
+_OF_PREDICTIONS = ("classification", "relatedness")  # tasks whose scores do not depend on the pieces
 _SECTIONS = tuple(f"model.{name}" for name, section in ModelConfig() if isinstance(section, ArchitectureSection))
 _NOT_COMPARED = ("seed", "batch.fraction", *OPERATIONAL)
 # Models that read no trees, unless a setting of `_reads_trees` is there.
@@ -103,7 +148,7 @@ def _differing(ours: Record, theirs: Record) -> Iterator[str]:
     """Yield a line for each setting in which two cells differ, and one for other trees. Records lack some defaults."""
     one, other = (default_values(TrainConfig) | flatten(record["settings"]) for record in (ours, theirs))
     if ours["data_fingerprint"] != theirs["data_fingerprint"] and _reads_trees(one) and _reads_trees(other):
-        yield "the trees of the data"
+        yield _TREES
     left_out = _NOT_COMPARED + (_SECTIONS if one.get("model.name") != other.get("model.name") else ())
     for key in dict.fromkeys((*one, *other)):
         if one.get(key) != other.get(key) and not is_below(key, left_out):
@@ -119,9 +164,10 @@ def _reads_trees(settings: Mapping) -> bool:
 
 
 def describe_unlike(report: Mapping) -> Iterator[str]:
-    """Return a line for compared systems that differ in more than one thing, and for each condition in which cells differ."""
+    """Return lines for compared systems that differ in more than one thing, sizes with own settings, and unlike conditions."""
     for name, lines in report["confounded"].items():
         yield f"{name}: the two differ in {len(lines)} things, so the difference has no single cause: {', '.join(lines)}"
+    yield from report.get("unlike_sizes", ())
     unlike = report["unlike"]
     for name, words in _WORDS.items():
         if pairs := unlike.get(name):

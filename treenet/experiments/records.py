@@ -21,12 +21,13 @@ from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settin
 from treenet.runs.checkpoint import AVERAGED, FIRST_UPDATE, META
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_entries import ScoredEntry
-from treenet.runs.run_folder import RunFacts, read_facts
+from treenet.runs.run_folder import FACTS, RunFacts, read_facts
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, json_bytes, read_json
 from treeproc.common.hub import name_elsewhere
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, build_settings, load_settings
 from treeproc.common.storage import AnyPath
+from treeproc.shards.store import pieces_fingerprint
 
 VERSION = 1
 CURVE_POINTS = 200  # of training, and the same number of validation
@@ -116,6 +117,22 @@ class Recording:
             check_labels(record["labels"], str(self.folder / f"{name}.json"), self.labels)
         return found
 
+    def plan(self, cells: Sequence[Cell], indices: Mapping[AnyPath, Mapping], ledger: Ledger, out: AnyPath) -> list[Record]:
+        """Return what records will have beside results: of the cells that are done, also of earlier grids, and of `cells`.
+
+        `indices` has those of the data sets of the cells.
+        """
+        found: dict[str, Record] = {}
+        for cell in cells:
+            index = indices[cell.config.data]
+            facts = RunFacts(num_pieces=index["num_pieces"], pieces_fingerprint=pieces_fingerprint(index))
+            found[cell.name] = _planned(cell.name, cell.labels, cell.config.model_dump(mode="json"), cell.data_fingerprint, facts)
+        for name, entry in ledger.entries.items():
+            if entry.status == DONE and (out / "cells" / name / FACTS).exists():
+                facts = read_facts(out / "cells" / name, HINT)
+                found[name] = _planned(name, entry.labels, entry.settings, entry.data_fingerprint, facts)
+        return [*(found | self.kept()).values()]
+
     def find_done(self, cells: Sequence[Cell]) -> set[str]:
         """Return the names of cells that have a record. Raises UserError for a record of other settings, data or encoder."""
         kept = self.kept()
@@ -138,6 +155,17 @@ class Recording:
         done = {name: entry for name, entry in ledger.entries.items() if entry.status == DONE and name not in kept}
         found = kept | {name: self.make(out / "cells" / name, entry) for name, entry in done.items()}
         return [found[name] for name in sorted(found)]
+
+
+def _planned(name: str, labels: Mapping, settings: Mapping, data_fingerprint: str, facts: RunFacts) -> Record:
+    return Record(  # type: ignore[typeddict-item] # a record that has no results
+        cell=name,
+        labels=dict(labels),
+        settings=_without_places(settings),
+        data_fingerprint=data_fingerprint,
+        facts=facts,
+        scores={},
+    )
 
 
 def _refuse_other_run(run_dir: AnyPath, facts: Mapping, entry: Entry) -> None:

@@ -45,7 +45,7 @@ from treenet.evaluation.significance import (
     correct_family,
     summarize,
 )
-from treenet.experiments.comparable import check_one_study, find_confounded, find_unlike
+from treenet.experiments.comparable import check_one_study, find_confounded, find_unlike, find_unlike_sizes
 from treenet.experiments.grid import CellWork
 from treenet.experiments.records import Record, read_numbers, show_numbers
 from treenet.experiments.results import SAMPLED, Results
@@ -157,6 +157,7 @@ class ScalingReport(TypedDict):
     pooled: list[dict]
     unlike: dict
     confounded: dict[str, list[str]]
+    unlike_sizes: NotRequired[list[str]]  # only of sizes that differ in settings
 
 
 def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -> tuple[dict[str, dict], dict[str, str]]:
@@ -259,6 +260,7 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
         "pooled": list(compare_sizes(table, grid.baseline)),
         "unlike": find_unlike(records, pairs),
         "confounded": find_confounded(records, pairs, "model"),
+        **({"unlike_sizes": unlike_sizes} if (unlike_sizes := find_unlike_sizes(records, "model")) else {}),
     }
 
 

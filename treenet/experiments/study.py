@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.evaluation.evaluate import References
-from treenet.experiments.comparable import describe_unlike
+from treenet.experiments.comparable import check_one_study, describe_unlike
 from treenet.experiments.grid import CellWork, run_cells_here, run_cells_in_processes
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import Record, Recording
@@ -236,6 +236,12 @@ def _check_cells(study: Study) -> int:
     return needed
 
 
+def _check_with_done(study: Study, ledger: Ledger) -> None:
+    """Raise UserError if the cells of the grid are not of one study with those that are done, also of earlier grids."""
+    indices = {data: read_index(data / "encoded") for data in {cell.config.data for cell in study.cells}}
+    check_one_study(study.recording.plan(study.cells, indices, ledger, study.out), study.form.system)
+
+
 def describe_pairing(study: Study) -> Iterator[str]:
     """Yield for each system how many of its matrices begin as the baseline's do, where both have `model.paired_weights`."""
     system, drawn = study.form.system, {}
@@ -266,6 +272,7 @@ def show_study(study: Study) -> str:
     """
     needed, free = _check_cells(study), _free_space(study.out)
     ledger, recorded = Ledger.read(study.out), study.recording.find_done(study.cells)
+    _check_with_done(study, ledger)
 
     def state(name: str) -> str:
         return ledger.entries[name].status if name in ledger.entries else "recorded" if name in recorded else "new"
@@ -299,6 +306,7 @@ def run_study(study: Study) -> None:
         recorded = recording.find_done(study.cells)
         cells = [cell for cell in study.cells if cell.name not in recorded or _is_scored(cell.folder)]
         ledger = Ledger.open(out, cells)
+        _check_with_done(study, ledger)
         atomic_write(out / "config.yaml", dump_settings(study.config).encode())
         for cell in cells:
             entry = ledger.entries[cell.name]

@@ -25,7 +25,7 @@ from treeproc.common.provenance import STOPPED, Recorder
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import check_hashes
-from treeproc.shards.store import Index, class_names, read_index
+from treeproc.shards.store import Index, class_names, pieces_fingerprint, read_index
 
 COMMAND = "train"  # in RUN/provenance.json, where a session says from which update to which it came
 
@@ -55,6 +55,7 @@ def check_job(config: TrainConfig) -> Job:
     facts = {
         "data_fingerprint": index["fingerprint"],
         "vocab_fingerprint": index["vocab_fingerprint"],
+        "pieces_fingerprint": pieces_fingerprint(index),
         **of_model,
         "examples": int(used.rows.sum()),
         "leaves": int((used.leaves * used.rows).sum()),

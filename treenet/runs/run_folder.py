@@ -57,6 +57,7 @@ class RunFacts(TypedDict, total=False):
 
     data_fingerprint: str
     vocab_fingerprint: str
+    pieces_fingerprint: str  # missing in earlier runs
     num_pieces: int
     num_labels: int
     num_pos_tags: int
