@@ -450,7 +450,13 @@ def test_trees_of_files_are_taken_unless_another_parser_or_arcs_are_set():
     def chosen(begun=None, **values) -> str:
         return PreprocessConfig.model_validate({"format": "brackets"} | values).settled(begun).parser.name
 
-    assert chosen() == chosen(parser={"language": "sv"}) == chosen(format="sst") == chosen(tree={"tree_source": "balanced"}) == "given"
+    assert (
+        chosen()
+        == chosen(parser={"language": "sv"})
+        == chosen(format="sst")
+        == chosen(tree={"tree_source": "balanced"})
+        == "given"
+    )
     assert chosen(format="labelled", labelled={"brackets": True}) == "given"
     assert chosen(begun={"parser": {"name": "stanza"}}) == "stanza" and chosen(begun={"parser": {"name": "given"}}) == "given"
     assert chosen(parser={"name": "words"}) == "words" and chosen(parser={"max_words": 20}) == "stanza"

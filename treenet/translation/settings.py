@@ -21,8 +21,8 @@ class LineSettings(Settings):
 
     input: Annotated[DataPath | None, Effect.NONE] = Field(
         None,
-        description="raw text, one sentence a line, or a file in the format of the run's data set, plain or compressed; unset, "
-        "standard input, or the words of `trees`",
+        description="raw text, one sentence a line, or a table or markup in the format of the run's data set (labelled, sgm, "
+        "iwslt_xml), plain or compressed; bracketed trees are for `trees`. Unset: standard input, or the words of `trees`",
     )
     trees: Annotated[DataPath | None, Effect.NONE] = Field(
         None,

@@ -16,7 +16,7 @@ from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, TableRow, decode_all
 from treeproc.readers import FORMATS
 from treeproc.readers.labelled import LabelledConfig, TableForm, form_of_line, read_new_records, refuse_table, table_form
-from treeproc.readers.numbered_lines import has_markup, pair_up, read_byte_lines, refuse_pipes
+from treeproc.readers.numbered_lines import Reading, has_markup, pair_up, read_byte_lines, refuse_pipes
 from treeproc.readers.packed_files import is_packed, plain_name
 from treeproc.shards.store import read_index, stage_folder
 
@@ -97,7 +97,9 @@ def read_raw_lines(
         refuse_table(targets)
     sides = [] if text is None else [(text, _rows(text, form) if form.reads_table(text) else _texts(text, form))]
     paths = {"trees": trees, "target": targets, **constraints}
-    sides += [(path, _column(name, path)) for name, path in paths.items() if path is not None]
+    sides += [
+        (path, _trees(path) if name == "trees" else _column(name, path)) for name, path in paths.items() if path is not None
+    ]
     (first, lines), *others = sides
     for path, column in others:
         lines = _side_by_side(lines, column, first, path)
@@ -129,12 +131,27 @@ def _column(name: str, path: AnyPath) -> Iterator[dict]:
     return ({name: line} for line in read_byte_lines(path))
 
 
+def _trees(path: AnyPath) -> Iterator[dict]:
+    """Read lines of trees. Raises UserError for a tree over several lines: every line would get a part of it."""
+    first = 0  # a line whose tree is not closed
+    for number, line in enumerate(read_byte_lines(path), start=1):
+        depth = line.count(b"(") - line.count(b")")
+        if depth < 0 and first:
+            raise UserError(
+                f"{path}, line {first}: expected one tree a line, but found a tree that ends in line {number}; write each tree, "
+                "with all its brackets, on one line"
+            )
+        first = first or (number if depth > 0 else 0)
+        yield {"trees": line}
+
+
 def _texts(path: AnyPath, form: InputForm) -> Iterator[dict]:
     """Read lines of text, or the segments of a file with the markup of the format."""
     if (read_side := FORMATS[form.format].read_side) is not None and has_markup(path):
         yield from ({"text": line.encode()} for line in read_side([path]))
         return
-    for number, line in enumerate(read_byte_lines(path, "texts")):
+    reading: Reading = "texts_of_trees" if FORMATS[form.format].gives_constituents else "texts"
+    for number, line in enumerate(read_byte_lines(path, reading)):
         found = form_of_line(decode_all(line), form.labelled) if number == 0 else None
         if found == "jsonl" or (found and form.format == "labelled"):
             remedy = (

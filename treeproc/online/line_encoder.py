@@ -111,7 +111,7 @@ class LineEncoder:
             config = config.model_copy(update={"dependencies": False})
         elif config.name == "given" and not given_trees:
             raise UserError(
-                f"{data} was made of trees of its input files; give trees for these lines as well, or, where only "
+                f"{data} was made of trees of its input files; give trees for these lines as well (trees=FILE), or, where only "
                 "text fits, a run whose data set has a parser"
             )
         else:

@@ -73,7 +73,8 @@ class LabelledConfig(Settings):
     )
     brackets: bool = Field(
         False,
-        description="the texts are trees in Penn Treebank brackets, one each. The job takes them as they are unless you set a parser",
+        description="the texts are trees in Penn Treebank brackets, one each. The job takes them as they are unless you set a "
+        "parser",
     )
     classes: list[Annotated[str, Field(coerce_numbers_to_str=True)]] | None = Field(
         None,

@@ -21,7 +21,7 @@ from treeproc.readers.packed_files import is_archive, is_hidden, members, open_i
 
 # How a file is read: as lines (of `parallel` and `text`, of something else, of a new text, or as bytes), or by a reader with
 # rules of its own.
-Reading = Literal["parallel", "lines", "texts", "bytes", "iwslt_xml", "brackets", "any"]
+Reading = Literal["parallel", "lines", "texts", "texts_of_trees", "bytes", "iwslt_xml", "brackets", "any"]
 
 _SHOWN = 40
 _LOOKED_AT = 1 << 16
@@ -45,7 +45,7 @@ _BYTES = (
 )
 
 _LINES: tuple[Reading, ...] = ("parallel", "lines")
-_ALL_LINES: tuple[Reading, ...] = (*_LINES, "texts", "bytes")
+_ALL_LINES: tuple[Reading, ...] = (*_LINES, "texts", "texts_of_trees", "bytes")
 _MARKUP = re.compile(r"<(?:\?xml\b|!doctype\b|(?:tmx|xliff|html|mteval|srcset|refset|tstset)\b[^<>]*>)", re.IGNORECASE)
 _OTHER_XML = re.compile(r"<(?:!doctype\s+)?(?:tmx|xliff|html)\b", re.IGNORECASE)
 _SEGMENT = re.compile(r"<seg\b[^<>]*>", re.IGNORECASE)
@@ -114,7 +114,7 @@ _TEXT = (
     _Evidence("IWSLT's text with metadata", _ALL_LINES, _has_talks, "iwslt_xml"),
     _Evidence("a treebank in CoNLL-U", (*_ALL_LINES, "iwslt_xml"), _is_conllu, "conllu"),
     _Evidence("sentiment trees", ("brackets",), _is_sentiment, "sst", is_certain=False),
-    _Evidence("trees in brackets", (*_LINES, "texts", "iwslt_xml"), _are_trees, "brackets", is_certain=False),
+    _Evidence("trees in brackets", (*_LINES, "texts", "texts_of_trees", "iwslt_xml"), _are_trees, "brackets", is_certain=False),
     _Evidence("JSON", (*_LINES, "iwslt_xml"), _are_objects, is_certain=False),
 )
 
@@ -133,7 +133,10 @@ def check_text(block: bytes, name: str, reading: Reading) -> None:
     lines = _lines(block) if evidence else []
     for one in evidence if lines else ():
         if one.seen(lines):
-            remedy = f"set format={one.format}" if one.format and reading not in ("lines", "texts", "bytes") else _EXTRACT
+            of_job = one.format and reading not in ("lines", "texts", "texts_of_trees", "bytes")
+            remedy = f"set format={one.format}" if of_job else _EXTRACT
+            if reading == "texts_of_trees" and one.format == "brackets":
+                remedy = "give the trees as trees=FILE"
             if one.is_certain:
                 expected = "IWSLT's files" if reading == "iwslt_xml" else "lines of text"
                 raise UserError(f"{name}: expected {expected}, but found {one.what}: {quoted(lines[0][:_SHOWN])}; {remedy}")

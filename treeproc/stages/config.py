@@ -172,7 +172,11 @@ class PreprocessConfig(Settings):
         columns = {*self.form.columns, *(["target"] if any(files.target for files in self.splits.values()) else [])}
         parser = self.with_given_trees(begun)
         tree = settle_tree(self.tree, (parser, self.target_parser), columns, begun)
-        decided: dict = {"tree": tree, "parser": self._with_given_arcs(parser, tree, begun), "labelled": self._with_classes(begun)}
+        decided: dict = {
+            "tree": tree,
+            "parser": self._with_given_arcs(parser, tree, begun),
+            "labelled": self._with_classes(begun),
+        }
         if self.rows_per_shard == "auto":
             decided["rows_per_shard"] = begun.get("rows_per_shard", "auto")
         for name in ("parser", "target_parser") if self.tokenized == "moses" else ():
