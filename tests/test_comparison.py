@@ -272,6 +272,16 @@ def test_translations_that_do_not_belong_together_are_refused(runs, main, tmp_pa
     other = write_toy_data(tmp_path / "other", train=20, valid=6, test=9, seed=1)
     with pytest.raises(UserError, match=r"has scores against other references than those of test of .*other"):
         main(["--compare", str(a), str(b), f"data={other}"])
+    scores = {run: (run / "scores.json").read_text() for run in (a, b)}
+    for run, text in scores.items():  # the references of the data set were corrected, and both runs scored on `other`
+        found = json.loads(text)
+        found["test.data-other"] = found["test"]
+        found["test"] = found["test"] | {"references_fingerprint": "older"}
+        (run / "scores.json").write_text(json.dumps(found))
+    with pytest.raises(UserError, match="; both have scores on the data set other: add data=other, with the path of its folder"):
+        main(["--compare", str(a), str(b)])
+    for run, text in scores.items():
+        (run / "scores.json").write_text(text)
     config = (a / "config.yaml").read_text()
     (a / "config.yaml").write_text(re.sub(r"(?m)^data: .*$", f"data: {tmp_path / 'nowhere'}", config))
     with pytest.raises(

@@ -310,8 +310,9 @@ def compare_results(baseline: System, system: System, given: GivenLines, setting
         references, of = references_of(data, split)
         shown, sources = read_sources(data, split), plain_sources(data, split)
         numbers = [row["example_id"] + 1 for row in read_split(data, "text", split)]
+    remedy = _common_data(baseline, system, split) if given.references is None and settings.data is None else ""
     for one in (baseline, system):
-        one.check(split, references, of)
+        one.check(split, references, of, remedy)
     check_given(references, given, settings)
     tokenizer = tokenizer_of(data, settings.target_language)
     warn_of_text([baseline.lines, system.lines], references, tokenizer)
@@ -323,6 +324,15 @@ def compare_results(baseline: System, system: System, given: GivenLines, setting
         learned[name] = compare_means(ours, theirs, samples, scores.signature)
     tokens_of = tokenizer if settings.target_language or tokenizer == NO_TOKENIZER else None
     return compare(baseline, system, shown, references, split, settings.compare, numbers, given.more, learned, tokens_of)
+
+
+def _common_data(baseline: System, system: System, split: str) -> str:
+    """Return how to compare two runs on another data set on which both have scores; empty if there is none."""
+    of_data, runs = f"{split}.data-", [one.run for one in (baseline, system) if one.run is not None]
+    names = [{name.removeprefix(of_data) for name in read_scores(run) if name.startswith(of_data)} for run in runs]
+    if len(names) < 2 or not (both := sorted(names[0] & names[1])):
+        return ""
+    return f"both have scores on the data set {both[0]}: add data={both[0]}, with the path of its folder"
 
 
 def format_signatures(scores: dict) -> str:

@@ -172,16 +172,15 @@ class System:
             kind = _content_of(self.task)
             raise UserError(f"{self.name} holds {kind} of {self.scores['split']}, but the command compares {split}")
 
-    def check(self, split: str, references: Sequence[str], of: str) -> None:
+    def check(self, split: str, references: Sequence[str], of: str, remedy: str = "") -> None:
         """Raise UserError if these are not translations of that split, are of other references, or are stale.
 
-        `of` is the name of the references.
+        `of` is the name of the references. `remedy` is what to do with other references, if there is something better than usual.
         """
         self.check_split(split)
         if self.scores is not None and self.scores.get("references_fingerprint") != fingerprint_of(list(references)):
-            raise UserError(
-                f"{self.name} has scores against other references than those of {of}; compare translations of the same lines"
-            )
+            remedy = remedy or "compare translations of the same lines"
+            raise UserError(f"{self.name} has scores against other references than those of {of}; {remedy}")
         check_lines(self.lines, references, self.name, of)
 
 
