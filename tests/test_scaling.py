@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -461,11 +462,19 @@ def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tm
     main([*arguments, str(tmp_path / "none")])
     printed = capsys.readouterr().out
     assert printed.count(": new\n") == 12 and "no cell is done yet" in printed and not (tmp_path / "none").exists()
+    assert f"\nnote: share 0.3 of the training data: {len(chosen_ids(data, 0.3))} examples\n" in printed
+    assert "an interval needs" not in printed and "share 1 of" not in printed
     before = {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")}
     main([*arguments, str(undisturbed)])
     printed = capsys.readouterr().out
     assert printed.count(": done\n") == 8 and printed.count(": new\n") == 4 and "tok:13a" in printed
     assert {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")} == before
+    main([*arguments[:4], "grid.seeds=[1,2]", "grid.fractions=[0.08,0.3]", "--out", str(tmp_path / "none")])
+    printed = capsys.readouterr().out
+    assert "\nnote: an interval needs 3 seeds, but this study has 2; a larger grid.seeds adds cells\n" in printed
+    assert re.search(
+        r"\nwarning: share 0\.08 of the training data: \d examples?; leave such small grid\.fractions out\n", printed
+    )
 
 
 def test_records_in_the_folder_of_the_study_are_refused_before_a_cell_is_trained(data, tmp_path):

@@ -18,7 +18,7 @@ _WORDS = {"device": "kinds of device", "packages": "versions of packages", "soft
 def check_one_study(records: Sequence[Record], system: str) -> None:
     """Raise UserError for cells of two studies: of other text or pieces, or of one system with other settings or trees.
 
-    `system` is the label of a cell's system. Sizes of a system may have settings of their own; see `find_unlike_sizes`.
+    `system` is the label of a cell's system. Sizes of a system may have other settings; see `find_unlike_sizes`.
     """
     _check_same_text(records)
     _check_same_pieces(records)

@@ -5,13 +5,14 @@ know the order of the target's words, so a working tree model must be better. Th
 corpus.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from treenet.experiments.control_data import Corpus, deep_orders, expressions, random_orders
 from treenet.experiments.control_trees import hidden_labels_entropy, permuted_labels_entropy
+from treenet.experiments.ledger import Cell
 from treenet.experiments.records import Record
 from treenet.experiments.scaling_report import FORM
 from treenet.experiments.settings import RUNGS, ControlSettings, ScalingConfig
@@ -129,6 +130,10 @@ class _ControlStudy(Study):
     def write(self, records: Sequence[Record]) -> str:
         super().write(records)
         return f"{self.out.name}: {self.out / 'scaling.json'}, {self.out / 'scaling.png'}"
+
+    def describe_start(self, planned: Sequence[Record], left: Iterable[Cell]) -> Iterator[str]:
+        """Yield nothing: the control needs one seed, and says its sizes itself."""
+        yield from ()
 
 
 def studies_of(settings: ControlSettings, out: Path, records: Path | None) -> Iterator[tuple[str, Study]]:

@@ -4,6 +4,7 @@ import io
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.evaluation.evaluate import References
+from treenet.evaluation.significance import FEWEST_SEEDS
 from treenet.experiments.comparable import check_one_study, describe_unlike
 from treenet.experiments.grid import CellWork, run_cells_here, run_cells_in_processes
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
@@ -30,6 +32,7 @@ from treenet.runs.result_provenance import NOT_RECORDED
 from treenet.runs.run_results import stale_scores
 from treenet.tasks.base import build_task
 from treenet.tasks.learning import say_unlearned, why_unlearned
+from treenet.training.batch_stream import plan_batches
 from treeproc.common.errors import CommandEnded, require
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json
 from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder, is_same_file, mark_folder
@@ -116,6 +119,7 @@ class StudyCell(TypedDict):
     cell: str
 
 
+_FEW_EXAMPLES = 10
 Read = Callable[[AnyPath], tuple[dict[str, dict], dict[str, str]]]  # see `Recording`
 
 
@@ -195,6 +199,27 @@ class Study:
         """Write the report. Returns what a person reads at the end."""
         return self.form.write(self.config, records, self.out)
 
+    def describe_start(self, planned: Sequence[Record], left: Iterable[Cell]) -> Iterator[str]:
+        """Yield notes before the training: too few seeds, and the examples of each share of the data, of the cells `left`."""
+        seeds = len({record["labels"]["seed"] for record in planned})
+        if seeds < FEWEST_SEEDS:
+            yield f"note: an interval needs {FEWEST_SEEDS} seeds, but this study has {seeds}; a larger grid.seeds adds cells"
+        for share, count in _count_examples(left).items():
+            kind, more = ("note", "") if count >= _FEW_EXAMPLES else ("warning", "; leave such small grid.fractions out")
+            yield f"{kind}: share {share:g} of the training data: {count:,} {'example' if count == 1 else 'examples'}{more}"
+
+
+def _count_examples(cells: Iterable[Cell]) -> dict[float, int]:
+    """Return the examples of each share below 1, of the first of its cells; only the lengths of the data are read."""
+    found: dict[float, int] = {}
+    for cell in cells:
+        share = cell.labels.get("fraction", 1.0)
+        if share < 1 and share not in found:
+            with suppress(UserError):  # which the cell itself ends with
+                source = build_task(cell.config).open("train", training=True)
+                found[share] = int(plan_batches(cell.config, source).used_sizes().rows.sum())
+    return found
+
 
 def make_study(form: StudyForm, config: StudyConfig, out: AnyPath, records: AnyPath | None, more: References = ()) -> Study:
     """Make the study in the folder `out`, with the records of its cells in another folder, if they are kept.
@@ -236,10 +261,16 @@ def _check_cells(study: Study) -> int:
     return needed
 
 
-def _check_with_done(study: Study, ledger: Ledger) -> None:
-    """Raise UserError if the cells of the grid are not of one study with those that are done, also of earlier grids."""
+def _check_with_done(study: Study, ledger: Ledger) -> list[str]:
+    """Return `describe_start`.
+
+    Raises UserError if the cells of the grid are not of one study with those that are done, also of earlier grids.
+    """
     indices = {data: read_index(data / "encoded") for data in {cell.config.data for cell in study.cells}}
-    check_one_study(study.recording.plan(study.cells, indices, ledger, study.out), study.form.system)
+    planned = study.recording.plan(study.cells, indices, ledger, study.out)
+    check_one_study(planned, study.form.system)
+    done = {name for name, entry in ledger.entries.items() if entry.status == DONE} | study.recording.kept().keys()
+    return [*study.describe_start(planned, [cell for cell in study.cells if cell.name not in done])]
 
 
 def describe_pairing(study: Study) -> Iterator[str]:
@@ -272,12 +303,12 @@ def show_study(study: Study) -> str:
     """
     needed, free = _check_cells(study), _free_space(study.out)
     ledger, recorded = Ledger.read(study.out), study.recording.find_done(study.cells)
-    _check_with_done(study, ledger)
+    notes = _check_with_done(study, ledger)
 
     def state(name: str) -> str:
         return ledger.entries[name].status if name in ledger.entries else "recorded" if name in recorded else "new"
 
-    lines = [*(f"{cell.name}: {state(cell.name)}" for cell in study.cells), *describe_pairing(study)]
+    lines = [*(f"{cell.name}: {state(cell.name)}" for cell in study.cells), *describe_pairing(study), *notes]
     there = f"; the disk has {show_size(free)} free" if math.isfinite(free) else ""
     lines.append(f"disk: {show_size(needed)} at most for all cells that are not done{there}")
     report = study.form.build(study.config, study.recording.read_all(ledger, study.out))
@@ -306,7 +337,8 @@ def run_study(study: Study) -> None:
         recorded = recording.find_done(study.cells)
         cells = [cell for cell in study.cells if cell.name not in recorded or _is_scored(cell.folder)]
         ledger = Ledger.open(out, cells)
-        _check_with_done(study, ledger)
+        for line in _check_with_done(study, ledger):
+            warn(line)
         atomic_write(out / "config.yaml", dump_settings(study.config).encode())
         for cell in cells:
             entry = ledger.entries[cell.name]
