@@ -101,6 +101,14 @@ def test_every_line_has_the_tree_of_another_of_its_length(data, tmp_path, split)
     assert index["totals"][split]["lines_without_partner"] == (split == "train")
 
 
+def test_the_pieces_of_the_data_set_are_named_where_the_usual_ones_do_not_suit(data, tmp_path):
+    with pytest.raises(
+        UserError, match=rf"not suit .*; parsed does not take the subwords of {data}: give subwords.vocab_size=300$"
+    ):
+        shuffled(data, tmp_path / "out", subwords={})
+    shuffled(data, tmp_path / "out")  # the remedy works in the same folder
+
+
 def test_partners_do_not_depend_on_shards_but_on_the_seed(data, tmp_path):
     shuffled(data, tmp_path / "one")
     shuffled(data, tmp_path / "other", tree={"tree_source": "shuffled", "seed": 2})

@@ -108,6 +108,10 @@ class SubwordConfig(Settings):
         )
 
 
+class UnsuitableSize(UserError):
+    """The text is too small for the vocabulary size."""
+
+
 def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequence[str] = ()) -> bytes:
     """Learn a BPE model from blank-separated words and their counts. The same counts give the same bytes.
 
@@ -152,7 +156,7 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequenc
         except (RuntimeError, ValueError) as error:
             reason = str(error).rsplit("] ", maxsplit=1)[-1].strip()
             reason = re.sub(r"\S+ with --(character_coverage) option", r"subwords.\1", reason)
-            raise UserError(f"subwords.vocab_size = {config.vocab_size} does not suit the training text: {reason}") from None
+            raise UnsuitableSize(f"subwords.vocab_size = {config.vocab_size} does not suit the training text: {reason}") from None
     return _without_paths(model.getvalue())
 
 

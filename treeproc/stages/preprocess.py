@@ -1,5 +1,6 @@
 """The preprocessing job: text -> parsed -> vocabulary -> encoded, each stage resumable."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -30,6 +31,7 @@ from treeproc.stages.parse_and_encode import ParseAndEncode, check_columns, pars
 from treeproc.stages.run_jobs import previous_index
 from treeproc.stages.text_stage import NothingLeft, TextStage
 from treeproc.stages.text_work import BadInput, has_work, remove_work
+from treeproc.subwords import SubwordConfig, UnsuitableSize
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +162,21 @@ def _encode_again(config: PreprocessConfig, data: AnyPath, out: AnyPath) -> dict
         write_settings_once(config, out)
         kept = ("parser", "target_parser", "normalization", "format", "labels", "labelled")
         complete = config.model_copy(update={name: getattr(old, name) for name in kept})
-        return ParseAndEncode(complete, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
+        job = ParseAndEncode(complete, out, record, stages[1]["parser"], stages[1]["target_parser"], base)
+        try:
+            return job.encode(text, parsed)
+        except UnsuitableSize as error:
+            theirs = (read_written_settings(data.absolute()) or {}).get("subwords") or {}
+            if not (given := [line for line in _set_in(theirs) if config.subwords == SubwordConfig()]):
+                raise
+            raise UserError(f"{error}; parsed does not take the subwords of {data}: give {' '.join(given)}") from None
+
+
+def _set_in(subwords: Mapping) -> list[str]:
+    """Return the settings `subwords` of a data set that are not defaults, as a command line has them."""
+    defaults = SubwordConfig().model_dump(mode="json")
+    changed = {name: value for name, value in subwords.items() if name in defaults and value != defaults[name]}
+    return [f"subwords.{name}={json.dumps(value)}" for name, value in changed.items()]
 
 
 def _refuse_damaged(base: AnyPath, stage: str, records: list[ShardRecord]) -> None:
