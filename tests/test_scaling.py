@@ -933,6 +933,12 @@ def test_compared_systems_that_differ_in_more_than_one_thing_are_named(recorded,
     assert "clip_norm (1.0, not None)" in table and ": the trees of the data, batch.max_tokens" not in table
     assert "\nsizes 0.5 and 1 of tree also differ in batch.max_tokens (64, not 96)\n" in table
     assert "\nsizes 0.5 and 1 of wide also differ in clip_norm (1.0, not None)" in table and "of transformer also" not in table
+    for record in records:
+        made = {"tree_source": "shuffled" if record["cell"].startswith("wide") else "parsed", "binarize": "none", "seed": 1}
+        record["facts"]["tree_settings"] = made
+    records[-1]["facts"]["tree_settings"]["binarize"] = "right"
+    assert "binarize" not in format_table(build_report(config.grid, [*records[:-1]]))
+    assert "tree.binarize (right, not none)" in format_table(build_report(config.grid, records))
     found = next(record for record in records if record["cell"] == "wide-1-seed1")
     found["data_fingerprint"] = "third"
     with pytest.raises(UserError, match=r"wide-0\.5-seed1 and wide-1-seed1 are of one system, but read other trees"):

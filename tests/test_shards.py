@@ -165,6 +165,8 @@ def test_agreement_is_told_of_compared_lines_with_nodes():
     counts = {"own_nodes": 3, "given_nodes": 1, "shared_nodes": 1, "own_shapes": 1, "compared_lines": 2}
     told = "unlabelled F1 with the lines' own trees 0.50, 50.0% of the shapes are the same"
     assert describe_agreement({"totals": {"train": counts, "valid": {}}}) == told
+    index = {"tree_source": "shuffled", "totals": {"train": counts, "valid": {"own_shapes": 1, "compared_lines": 1}}}
+    assert describe_agreement(index) == told.replace("50.0%", "66.7%") + ": hardly a control"
 
 
 @pytest.mark.parametrize("end", [*"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"])

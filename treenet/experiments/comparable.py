@@ -145,10 +145,17 @@ def find_confounded(records: Iterable[Record], pairs: Sequence[tuple[str, str]],
 
 
 def _differing(ours: Record, theirs: Record) -> Iterator[str]:
-    """Yield a line for each setting in which two cells differ, and one for other trees. Records lack some defaults."""
+    """Yield a line for each setting in which two cells differ, also of their trees, and one for other trees.
+
+    Records lack some defaults, and earlier ones how their trees were made.
+    """
     one, other = (default_values(TrainConfig) | flatten(record["settings"]) for record in (ours, theirs))
     if ours["data_fingerprint"] != theirs["data_fingerprint"] and _reads_trees(one) and _reads_trees(other):
         yield _TREES
+        made, otherwise = (record["facts"].get("tree_settings", {}) for record in (ours, theirs))
+        for key in sorted(made.keys() & otherwise.keys() - {"tree_source", "seed"}):
+            if made[key] != otherwise[key]:
+                yield f"tree.{key} ({made[key]}, not {otherwise[key]})"
     left_out = _NOT_COMPARED + (_SECTIONS if one.get("model.name") != other.get("model.name") else ())
     for key in dict.fromkeys((*one, *other)):
         if one.get(key) != other.get(key) and not is_below(key, left_out):

@@ -125,7 +125,11 @@ class Recording:
         found: dict[str, Record] = {}
         for cell in cells:
             index = indices[cell.config.data]
-            facts = RunFacts(num_pieces=index["num_pieces"], pieces_fingerprint=pieces_fingerprint(index))
+            facts = RunFacts(
+                num_pieces=index["num_pieces"],
+                pieces_fingerprint=pieces_fingerprint(index),
+                tree_settings=index.get("tree_settings", {}),
+            )
             found[cell.name] = _planned(cell.name, cell.labels, cell.config.model_dump(mode="json"), cell.data_fingerprint, facts)
         for name, entry in ledger.entries.items():
             if entry.status == DONE and (out / "cells" / name / FACTS).exists():

@@ -40,7 +40,7 @@ from treeproc.common.messages import warn
 from treeproc.common.provenance import commit_of
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import read_index
+from treeproc.shards.store import describe_agreement, keeps_most_shapes, read_index
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -262,7 +262,7 @@ def _check_cells(study: Study) -> int:
 
 
 def _check_with_done(study: Study, ledger: Ledger) -> list[str]:
-    """Return `describe_start`.
+    """Return `describe_start`, and a warning for trees of other sentences that are hardly other trees.
 
     Raises UserError if the cells of the grid are not of one study with those that are done, also of earlier grids.
     """
@@ -270,7 +270,8 @@ def _check_with_done(study: Study, ledger: Ledger) -> list[str]:
     planned = study.recording.plan(study.cells, indices, ledger, study.out)
     check_one_study(planned, study.form.system)
     done = {name for name, entry in ledger.entries.items() if entry.status == DONE} | study.recording.kept().keys()
-    return [*study.describe_start(planned, [cell for cell in study.cells if cell.name not in done])]
+    alike = [f"warning: {data}: {describe_agreement(index)}" for data, index in indices.items() if keeps_most_shapes(index)]
+    return [*alike, *study.describe_start(planned, [cell for cell in study.cells if cell.name not in done])]
 
 
 def describe_pairing(study: Study) -> Iterator[str]:

@@ -56,6 +56,7 @@ def check_job(config: TrainConfig) -> Job:
         "data_fingerprint": index["fingerprint"],
         "vocab_fingerprint": index["vocab_fingerprint"],
         "pieces_fingerprint": pieces_fingerprint(index),
+        "tree_settings": index.get("tree_settings", {}),
         **of_model,
         "examples": int(used.rows.sum()),
         "leaves": int((used.leaves * used.rows).sum()),

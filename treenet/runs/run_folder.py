@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Annotated, overload
+from typing import Annotated, Any, overload
 
 from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -57,7 +57,8 @@ class RunFacts(TypedDict, total=False):
 
     data_fingerprint: str
     vocab_fingerprint: str
-    pieces_fingerprint: str  # missing in earlier runs
+    pieces_fingerprint: str  # missing in earlier runs, as the next
+    tree_settings: dict[str, Any]  # of the data set: how its trees were made
     num_pieces: int
     num_labels: int
     num_pos_tags: int
