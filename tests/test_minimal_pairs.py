@@ -35,7 +35,7 @@ from treenet.evaluation.minimal_pairs import (
     summarize_pairs,
 )
 from treenet.evaluation.prefix_trees import plant, score_pieces
-from treenet.evaluation.settings import ScoreLMSettings
+from treenet.evaluation.settings import PairsConfig, ScoreLMSettings
 from treenet.jobs.train_run import run_training
 from treenet.models import CausalLM, build_causal_lm
 from treenet.report.build import write_report
@@ -54,6 +54,7 @@ COLUMNS = PairColumns("good", "bad", ("kind",))
 PAIRS = [("The cat is here .", "The cat are here .", "is"), ("They were here .", "They was here .", "was")]
 OBJECTS = "".join(json.dumps({"kind": kind, "good": good, "bad": bad, "n": 1}) + "\n" for good, bad, kind in PAIRS)
 TABLE = "kind\tbad\tgood\n" + "".join(f"{kind}\t{bad}\t{good}\n" for good, bad, kind in PAIRS)
+QUOTED = 'is\tb\t"A 5"" disk"\n'  # of pandas and Excel
 TREES = "(S (X ba) (X be))\n(S (X ba) (X bi))\n"
 
 
@@ -105,6 +106,9 @@ GOOD = {"good": "a", "bad": "b", "kind": "c"}
         ("a.tsv", TABLE + "was\tb\n", "a.tsv, line 4: expected 3 columns separated by tabs"),
         ("a.tsv", TABLE + "was\tb\t\n", "a.tsv, line 4: the good is empty"),
         ("a.txt", "one\ntwo\n", "a.txt, line 1: must be a header"),
+        ("a.tsv", TABLE + QUOTED, "a.tsv, line 4: expected a plain good between tabs, but found one quoted as in CSV: .*; undo"),
+        ("a.tsv", TABLE.replace("The cat are here .", '"They say ""Hi""."'), "a.tsv, line 2: expected a plain bad between tabs"),
+        ("a.tsv", 'kind\tbad\tgood\na\t"b"\tc\na\t"d"\t"e"\n', "a.tsv, line 2: expected a plain bad .* or save the table with"),
         ("a.mrg", TREES + TREES[:18], "a.mrg: trees 3 and 4 must be a pair, but tree 4 has no words"),
         ("a.mrg", "(S (-NONE- *))\n" + TREES[:18], "a.mrg: trees 1 and 2 must be a pair, but tree 1 has no words"),
         ("a.mrg", TREES[:-2], "a.mrg, line 2: .* not closed"),
@@ -119,6 +123,19 @@ def test_bad_files_are_one_line(name, content, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         read_pairs([write(tmp_path, name, content)], COLUMNS)
     assert "\n" not in str(error.value)
+
+
+def test_quotation_marks_of_a_text_stay_and_those_of_csv_are_undone(tmp_path, caplog):
+    said = ('"Hi," they said, "you"', '"Hi," they says, "you"'), ('""', "''")
+    rows = "".join(f"is\t{bad}\t{good}\n" for good, bad in said)
+    pairs, _ = read_pairs([write(tmp_path, "a.tsv", f"kind\tbad\tgood\n{rows}is\tb\tb\n")], COLUMNS)
+    assert [pair.sentences for pair in pairs] == [*said, ("b", "b")]
+    pairs, _ = read_pairs([write(tmp_path, "a.csv", ("kind\tbad\tgood\n" + QUOTED).replace("\t", ","))], COLUMNS)
+    assert [pair.sentences for pair in pairs] == [('A 5" disk', "b")]
+    assert open_pairs(ScoreLMSettings(pairs=PairsConfig(files=(tmp_path / "a.tsv",)))) is not None
+    assert "note: 1 of 3 pairs are one sentence twice, which is a tie, and counts as wrong" in caplog.text
+    with pytest.raises(ValueError, match="good and bad must be two columns, but both are 'bad'"):
+        PairsConfig(files=(tmp_path / "a.tsv",), good="bad")
 
 
 def test_the_summary_of_blimp_is_no_paradigm_and_its_totals_are_none(tmp_path, caplog):
@@ -145,7 +162,7 @@ def test_the_summary_of_blimp_is_no_paradigm_and_its_totals_are_none(tmp_path, c
         file.write(f"\n{json.dumps(pair | {'UID': 'one', 'field': 'x'})}\n")
     uneven = open_pairs(ScoreLMSettings(blimp=tmp_path))
     assert uneven is not None and uneven.name == "pairs-blimp"
-    assert "two has 1 pairs, but others up to 2; copy it again" in caplog.text
+    assert "two has 1 pairs, but others up to 2; if this is BLiMP itself, copy it again" in caplog.text
     (tmp_path / "one.jsonl").write_text(json.dumps(pair))
     with pytest.raises(UserError, match="no key 'UID', .*; set pairs.by with pairs.files instead of blimp"):
         open_pairs(ScoreLMSettings(blimp=tmp_path))

@@ -181,7 +181,7 @@ def score_pairs(scorer: Scorer, given: PairInput, data: AnyPath) -> tuple[list[s
 
     scored = scorer.score(counted())
     nll, pieces = (np.array([getattr(one, name) for one in scored]).reshape(-1, 2) for name in ("total", "pieces"))
-    equal = [pair.sentences[0] == pair.sentences[1] and not pair.trees for pair in given.pairs]
+    equal = [pair.is_equal for pair in given.pairs]
     nll[equal, 1] = nll[equal, 0]  # in two batches, sums of a sentence may round in two ways
     entry = {name: value for name, value in summarize(scored, scorer.kind).items() if "perplexity" not in name}
     entry |= {**counts, **summarize_pairs(given, nll, pieces)}

@@ -58,9 +58,13 @@ def open_pairs(settings: ScoreLMSettings) -> PairInput | None:
         if min(sizes.values()) < max(sizes.values()):
             group, count = min(sizes.items(), key=lambda one: one[1])
             warn(
-                f"warning: {settings.blimp}: {group} has {count:,} pairs, but others up to {max(sizes.values()):,}; copy it again"
+                f"warning: {settings.blimp}: {group} has {count:,} pairs, but others up to {max(sizes.values()):,}; if this is "
+                "BLiMP itself, copy it again"
             )
-    return PairInput(name, pairs[:: settings.every], columns.by, published)
+    pairs = pairs[:: settings.every]
+    if equal := sum(pair.is_equal for pair in pairs):
+        warn(f"note: {equal:,} of {len(pairs):,} pairs are one sentence twice, which is a tie, and counts as wrong")
+    return PairInput(name, pairs, columns.by, published)
 
 
 def summarize_pairs(given: PairInput, nll: np.ndarray, pieces: np.ndarray) -> dict:

@@ -9,6 +9,7 @@ from treenet.config import DecodingConfig
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.run_folder import Checkpoint, OtherData
 from treenet.translation.settings import LineSettings
+from treeproc.common.errors import quoted
 from treeproc.common.hub import ModelPlace
 from treeproc.common.settings import Effect, Settings, later_field
 from treeproc.common.storage import DataPath
@@ -186,6 +187,12 @@ class PairsConfig(Settings):
     good: str = Field("good", description="name of the column, or key, with the good sentence")
     bad: str = Field("bad", description="name of the column, or key, with the bad sentence")
     by: tuple[str, ...] = Field((), description="columns or keys with groups of pairs; the paradigm comes first")
+
+    @model_validator(mode="after")
+    def _columns_that_differ(self) -> Self:
+        if self.good == self.bad:
+            raise ValueError(f"good and bad must be two columns, but both are {quoted(self.good)}")
+        return self
 
 
 class PairsInput(Settings):

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
+from treeproc.common.errors import quoted
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -18,6 +19,7 @@ from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given
 from treeproc.readers import convert_rows
 from treeproc.readers.labelled import clean_field, records_of, table_form
+from treeproc.readers.line_forms import csv_quotes
 from treeproc.readers.numbered_lines import read_texts
 from treeproc.readers.treebanks import read_trees
 from treeproc.shards.store import read_index
@@ -25,6 +27,7 @@ from treeproc.shards.store import read_index
 SUMMARY = "models_summary.jsonl"
 _PARADIGM, _TOTALS = "UID", "overall"  # a key of the summary; its lines with this paradigm are means over others
 _LINES = 8192  # encoded at once
+_SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class MinimalPair(NamedTuple):
     sentences: tuple[str, str]
     groups: tuple[str, ...] = ()
     trees: tuple[dict, dict] | None = None  # rows of `read_trees`
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether it is one sentence twice, without trees."""
+        return self.sentences[0] == self.sentences[1] and not self.trees
 
 
 def read_pairs(files: Sequence[Path], columns: PairColumns) -> tuple[list[MinimalPair], dict[str, dict[str, float]]]:
@@ -95,10 +103,45 @@ def _pairs_of(lines: Iterator[str], name: str, columns: PairColumns) -> Iterator
     if table_form(name) is None and first.lstrip().startswith("("):
         yield from _tree_pairs(lines, name)
         return
+    quotes = _Quotes(name, (columns.good, columns.bad)) if table_form(name) in ("tsv", None) else None
     for record in records_of(lines, name, columns, needs_header=True):
         where = f"{name}, line {record.number}"
         good, bad, *groups = (clean_field(*field, where) for field in zip(record.fields, columns.wanted, strict=True))
+        if quotes:
+            quotes.check(record.number, (good, bad))
         yield MinimalPair(f"{Path(name).name}:{record.number}", (good, bad), tuple(" ".join(one.split()) for one in groups))
+    if quotes:
+        quotes.check_all()
+
+
+class _Quotes:
+    """Refuses a table with tabs whose sentences are quoted as in CSV: its quotation marks would be scored as text."""
+
+    def __init__(self, name: str, columns: tuple[str, str]):
+        self._name = name
+        self._first: dict[str, tuple[int, str]] = {}  # the first sentence of each column
+        self._quoted = dict.fromkeys(columns, True)  # whether all sentences so far are
+
+    def check(self, number: int, sentences: tuple[str, str]) -> None:
+        """Raise UserError for a sentence with doubled marks inside quotation marks."""
+        for column, sentence in zip(self._quoted, sentences, strict=True):
+            doubled = csv_quotes(sentence)
+            self._first.setdefault(column, (number, sentence))
+            self._quoted[column] &= doubled is not None
+            if doubled:
+                self._refuse(column, number, sentence)
+
+    def check_all(self) -> None:
+        """Raise UserError if all sentences of a column stand in quotation marks."""
+        for column, (number, sentence) in self._first.items():
+            if self._quoted[column]:
+                self._refuse(column, number, sentence)
+
+    def _refuse(self, column: str, number: int, sentence: str) -> NoReturn:
+        raise UserError(
+            f"{self._name}, line {number}: expected a plain {column} between tabs, but found one quoted as in CSV: "
+            f"{quoted(sentence[:_SHOWN])}; undo the quoting, or save the table with commas as a file in .csv"
+        )
 
 
 def _tree_pairs(lines: Iterator[str], name: str) -> Iterator[MinimalPair]:

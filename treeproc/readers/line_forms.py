@@ -67,6 +67,17 @@ def is_blank(line: str) -> bool:
     return all(character in _FILLERS or unicodedata.category(character) in _INVISIBLE for character in line)
 
 
+def csv_quotes(text: str) -> int | None:
+    """Return how many doubled quotation marks a text has that is quoted as in CSV; None if it is not quoted so.
+
+    Marks stand around such a text, and each one inside is doubled.
+    """
+    inner = text[1:-1]
+    if text != f'"{inner}"' or '"' in inner.replace('""', ""):
+        return None
+    return inner.count('""')
+
+
 def compose_row(row: dict) -> dict:
     """Return a row of a reader with its lines, words and leaves in NFC. A word is composed by itself, so words stay apart."""
     composed = row | {side: _compose(row[side]) for side in ("source", "target") if side in row}

@@ -23,7 +23,7 @@ from html.entities import html5
 
 import numpy as np
 
-from treeproc.readers.line_forms import is_composed
+from treeproc.readers.line_forms import csv_quotes, is_composed
 
 _ESCAPE = re.compile(rb"&(?:amp|lt|gt|quot|apos|#91|#93|#124|bar|bra|ket);|(?<![^ \n])@-@(?![^ \n])")
 _CLITIC = re.compile(rb" (?:'s|n't) ")
@@ -146,12 +146,8 @@ def _quoted(chunk: Chunk) -> list[int]:
     In code, three of them stand around a text.
     """
     marks = chunk.among('"')
-    inner = ((place, chunk.lines[place][1:-1]) for place in chunk.lines_at(np.flatnonzero(marks[:-1] & marks[1:])))
-    return [
-        place
-        for place, text in inner
-        if chunk.lines[place] == f'"{text}"' and text.count('""') > 1 and '""' in text[2:-2] and '"' not in text.replace('""', "")
-    ]
+    places = chunk.lines_at(np.flatnonzero(marks[:-1] & marks[1:]))
+    return [place for place in places if (csv_quotes(line := chunk.lines[place]) or 0) > 1 and '""' in line[3:-3]]
 
 
 def _decomposed(chunk: Chunk) -> list[int]:
