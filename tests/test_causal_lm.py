@@ -158,7 +158,7 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     config, _ = load_trained(finished)
     status, message, error = run("score_lm.py", "--out", finished)
     assert status == 0, error
-    assert ("with the given trees: an upper bound" in message) == (config.model.name == "transformer_grammar")
+    assert ("with the trees of the data set: an upper bound" in message) == (config.model.name == "transformer_grammar")
     entry = read_json(finished / "scores.json")["test"]
     rows = [line.split("\t") for line in (finished / "language_model.test.tsv").read_text().splitlines()[1:]]
     total = sum(float(row[3]) + float(row[4]) for row in rows)

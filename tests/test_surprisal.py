@@ -14,7 +14,7 @@ from toydata import WORDS
 from treenet.evaluation.prefix_trees import PieceScores, score_pieces
 from treenet.evaluation.surprisal import word_bits
 from treenet.jobs.train_run import run_training
-from treeproc.common.files import read_json
+from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.online.spaced_words import _starts
 from treeproc.shards.schema import EOS_ID
 
@@ -87,6 +87,20 @@ def test_the_command_writes_words_and_ends(run, tmp_path):
         math.log(2) * math.fsum(float(row[2]) for row in rows[1:]), rel=1e-6
     )
     assert (entry["num_words"], entry["num_examples"]) == (6, 2) and 0 < entry["other_first_pieces"] < 1
+    assert f"has {-math.log2(1 - entry['other_first_pieces']):.2f} bits too many; leave it out, or train longer" in done.stdout
+    assert "note: 1 of 2 sentences have unknown pieces or bytes" in done.stdout and "several sentences" not in done.stderr
+    several = write(tmp_path, "several.txt", "ba be.\nba be. Ba be bi. Bo.\n")
+    done = run_here("score_lm.py", "--out", run, f"surprisal={several}")
+    assert done.returncode == 0 and "1 of 2 lines, for example line 2: 'ba be. Ba be bi. Bo.'; each line is" in done.stderr
+    index = run.parent / "data" / "text" / "index.json"
+    known = read_json(index)
+    notices = {"lines": 100, "sentences": {"count": 6}}  # as of texts of several sentences a line
+    atomic_write(index, json_bytes(known | {"notices": {"train": {"source": known["notices"]["train"]["source"] | notices}}}))
+    done = run_here("score_lm.py", "--out", run, f"surprisal={several}")
+    atomic_write(index, json_bytes(known))
+    assert done.returncode == 0 and "several sentences" not in done.stderr
+    done = run_here("score_lm.py", "--out", run, f"surprisal={write(tmp_path, 'a.csv', 'ba,be')}")
+    assert done.returncode == 2 and "a.csv must have one text a line, but its name is that of a table (csv)" in done.stderr
     done = run_here("score_lm.py", "--out", run, f"surprisal={tmp_path / 'none'}")
     assert done.returncode == 2 and "none: No such file" in done.stderr
     for content, message in (

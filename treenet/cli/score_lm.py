@@ -25,6 +25,9 @@ The command writes RUN/language_model.NAME.tsv, a row for each example, pair or 
 is the split, pairs-blimp, pairs-FILE or surprisal-FILE, then .beam with trees=beam and .every_N with every=N.
 """
 
+import math
+import sys
+
 from treenet.cli.shipped import on_a_run
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.runs.mirror import open_results
@@ -34,10 +37,11 @@ from treeproc.common.storage import AnyPath
 
 _KINDS = {
     "exact": "",
-    "joint": ", with the given trees: an upper bound",
+    "joint": ", with {trees}: an upper bound",
     "beam": ", summed over the trees of a beam: an upper bound",
     "pseudo": ", from the pieces on both sides",
 }
+_MANY_BITS, _REMEDY = 0.1, "; leave it out, or train longer"
 
 
 @on_a_run(__doc__, ScoreLMSettings, "train-lm")
@@ -55,13 +59,18 @@ def main(out: AnyPath, settings: ScoreLMSettings) -> None:
 
 def describe_scores(name: str, scores: dict) -> str:
     """Return the tables of an entry."""
-    from treenet.evaluation.minimal_pairs import format_pairs  # here, because it loads readers of trees
+    from treenet.evaluation.minimal_pairs import format_pairs, format_unread  # here, because it loads readers of trees
     from treenet.tasks.scores import format_scores
 
-    rows = [format_scores({name: scores}, "sentences"), f"{scores['num_targets']:,} pieces{_KINDS[scores['kind']]}"]
+    trees = "the parser's trees, or those of the files" if "num_pairs" in scores else "the trees of the data set"
+    kind = _KINDS[scores["kind"]].format(trees=trees)
+    rows = [format_scores({name: scores}, "sentences"), f"{scores['num_targets']:,} pieces{kind}"]
     if "num_pairs" in scores:
         rows += format_pairs(scores)
+    rows += format_unread(scores)
     if "other_first_pieces" in scores:
-        share = f"{scores['other_first_pieces']:.2%}"
-        rows.append(f"{share} of the probability of first pieces is of pieces that begin no word; first words include it")
+        share = scores["other_first_pieces"]
+        bits = -math.log2(max(1 - share, sys.float_info.min))
+        what = f"{share:.2%} of the probability of first pieces is of pieces that begin no word"
+        rows.append(f"{what}: the first word of each line has {bits:.2f} bits too many{_REMEDY * (bits >= _MANY_BITS)}")
     return "\n".join(rows)

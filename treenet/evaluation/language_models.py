@@ -173,10 +173,7 @@ def score_pairs(scorer: Scorer, given: PairInput, data: AnyPath) -> tuple[list[s
         words_only = not (reads.constituents or reads.columns)
         encoded = encode_pairs(given.pairs, data, reads_trees=reads.constituents, words_only=words_only)
         for number, (row, names) in enumerate(encoded):
-            text, pieces = given.pairs[number // 2].sentences[number % 2], "".join(names)
-            unknown = sum(name in _UNKNOWN for name in names)
-            lowered = not unknown and text != text.lower() and pieces == pieces.lower()
-            counts.update(num_unknown_pieces=unknown, num_with_unknown=unknown > 0, num_lowercased=lowered)
+            count_unread(counts, given.pairs[number // 2].sentences[number % 2], names)
             yield row
 
     scored = scorer.score(counted())
@@ -188,6 +185,13 @@ def score_pairs(scorer: Scorer, given: PairInput, data: AnyPath) -> tuple[list[s
     return pair_rows(given, nll, pieces), entry | pair_facts(given)
 
 
+def count_unread(counts: Counter[str], text: str, names: Sequence[str]) -> None:
+    """Count in a sentence what its pieces, with these names, do not tell: unknown pieces and bytes, and capital letters."""
+    unknown, pieces = sum(name in _UNKNOWN for name in names), "".join(names)
+    lowered = not unknown and text != text.lower() and pieces == pieces.lower()
+    counts.update(num_unknown_pieces=unknown, num_with_unknown=unknown > 0, num_lowercased=lowered)
+
+
 def score_text(scorer: Scorer, path: Path, data: AnyPath) -> tuple[list[str], dict]:
     """Return the lines of the file of words, and the entry, of a file of text."""
     model = scorer.beam or (scorer.model if reads_prefix_trees(scorer.model) else None)
@@ -197,13 +201,14 @@ def score_text(scorer: Scorer, path: Path, data: AnyPath) -> tuple[list[str], di
             "with trees=beam"
         )
     lines, beginners = encode_spaced(path, data)
-    scored, rows, start = [], {}, 0.0
+    scored, rows, start, counts = [], {}, 0.0, Counter[str]()
     for number, scores, bits in score_words(model, lines, beginners):
         line = lines[number]
+        count_unread(counts, " ".join(line.words), line.names)
         scored.append(Scored(number, len(line.words), len(scores.nll), math.fsum(scores.nll)))
         rows[number] = [f"{line.number}\t{word}\t{one:.6f}\n" for word, one in zip([*line.words, END], bits, strict=True)]
         start = -math.expm1(-scores.begins[0])  # the same before every line
-    entry = summarize(check_finite(scored), scorer.kind) | ({} if scorer.beam else {"other_first_pieces": start})
+    entry = summarize(check_finite(scored), scorer.kind) | counts | ({} if scorer.beam else {"other_first_pieces": start})
     return [f"{SURPRISAL_COLUMNS}\n", *(row for number in sorted(rows) for row in rows[number])], entry
 
 

@@ -183,7 +183,11 @@ def format_pairs(scores: Mapping) -> list[str]:
             lines.append(f"mean of {len(groups)} {column}: {mean} % right; scores.json has each")
     if scores["num_unequal"]:
         lines.append(f"by mean of pieces: {scores['num_unequal']:,} pairs differ in their number of pieces")
-    for name, what in (("num_with_unknown", "have unknown pieces or bytes"), ("num_lowercased", "lost their capital letters")):
-        if scores[name]:
-            lines.append(f"note: {scores[name]:,} of {scores['num_examples']:,} sentences {what}")
     return lines
+
+
+def format_unread(scores: Mapping) -> list[str]:
+    """Return notes about sentences of pairs or of a text that the pieces do not tell entirely."""
+    kinds = {"num_with_unknown": "have unknown pieces or bytes", "num_lowercased": "lost their capital letters"}
+    every = scores["num_examples"]
+    return [f"note: {count:,} of {every:,} sentences {what}" for name, what in kinds.items() if (count := scores.get(name))]

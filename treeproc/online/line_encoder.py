@@ -131,7 +131,8 @@ class LineEncoder:
         self.tags = config.tags  # that may stand in front of lines
         self.language = config.language if config.reads_language else None  # of the parser; None if no parser reads the lines
         side = index["tree_settings"].get("side", "source")
-        self.notice_kinds = learned_kinds(data, side)
+        self.learned = _learned_notices(data, side)
+        self.notice_kinds = _notice_kinds(self.learned)
         self.target_notice_kinds = _target_notice_kinds(data, "source" if side == "target" else "target")
         self.normalize = FORMS[index.get("normalization", "none")]  # of the text of the data set
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
@@ -215,20 +216,29 @@ def read_treebank(files: Sequence[Path], data: AnyPath, *, reads_trees: bool = T
     return examples, [row["trees"][0] for row in rows]
 
 
-def learned_kinds(data: AnyPath, side: str) -> tuple[str, ...]:
-    """Return the kinds of notices that tell new lines apart from the lines that a model of a data set learned.
-
-    These lines are on `side` of the data set. Where they look tokenised, or have escapes, new lines should too.
-    """
+def _learned_notices(data: AnyPath, side: str) -> dict | None:
+    """Return the notices about the lines on `side` of train; None if they are not known, or came as words."""
     folder = stage_folder(data, "text")
     if not (folder / "index.json").exists():
-        return ("escapes",)
+        return None
     index = read_index(folder)
-    if "words" in index.get("columns", ()):
+    return None if "words" in index.get("columns", ()) else index.get("notices", {}).get("train", {}).get(side, {})
+
+
+def _notice_kinds(learned: dict | None) -> tuple[str, ...]:
+    """Return the kinds of notices that tell new lines apart from the lines that a model learned, with their notices.
+
+    Where these lines look tokenised, or have escapes, new lines should too.
+    """
+    if learned is None:
         return ("escapes",)
-    learned = index.get("notices", {}).get("train", {}).get(side, {})
     escapes = () if is_noticed("escapes", learned) else ("escapes",)
     return (*escapes, "tokens", *(("attached",) if is_noticed("tokens", learned) else ()))
+
+
+def learned_kinds(data: AnyPath, side: str) -> tuple[str, ...]:
+    """Return the kinds of notices that tell new lines apart from the lines on `side` of a data set."""
+    return _notice_kinds(_learned_notices(data, side))
 
 
 def _target_notice_kinds(data: AnyPath, side: str) -> tuple[str, ...]:
