@@ -178,7 +178,7 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     atomic_write(shuffled / "encoded" / "index.json", json_bytes(index))
     status, _, error = run("score_lm.py", "--out", finished, f"data={shuffled}", f"pairs.files=[{treebank}]")
     if config.model.name == "transformer_grammar":
-        assert status == 2 and error.count("\n") == 1 and "has shuffled trees" in error
+        assert status == 2 and error.count("\n") == 1 and "has shuffled trees" in error and "set trees=beam for a grammar" in error
     else:  # the trees of the file are words for these models
         again = read_json(finished / "scores.json")["pairs-two"]
         assert status == 0 and again["nll"] == entry["nll"] and str(shuffled) in again["asked"]["data"], error
@@ -322,7 +322,18 @@ def test_cells_are_compared_on_the_same_minimal_pairs(data, tmp_path):
     def write(*words: str) -> None:
         file.write_text("".join(f"(S (X ba) (X {word}))\n" for word in words))
 
+    for dry in ((), ("--dry-run",)):  # no cell trains first
+        status, _, error = run(*arguments, "grid.seeds=[1]", pairs, *dry)
+        assert status == 2 and "pairs.mrg" in error and "No such file" in error and not study.exists(), error
     write(*WORDS[:8])
+    shutil.copytree(data, shuffled := tmp_path / "shuffled")
+    index = read_json(shuffled / "encoded" / "index.json")
+    index["tree_settings"]["tree_source"] = "shuffled"
+    atomic_write(shuffled / "encoded" / "index.json", json_bytes(index))
+    for name, refused in (("transformer_grammar", True), ("causal_transformer", False)):
+        other = f"grid.systems.other={{model: {{name: {name}}}, data: {shuffled}}}"
+        status, _, error = run(*arguments, "grid.seeds=[1]", pairs, other, "--dry-run")
+        assert status == (2 if refused else 0) and ("set grid.systems.other=null" in error) == refused, error
     assert run(*arguments, "grid.seeds=[1]")[0] == 0
     shutil.rmtree(study)
     status, said, error = run(*arguments, "grid.seeds=[1,2]", pairs)

@@ -28,6 +28,7 @@ from treenet.tasks.tables import Score
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.stages.inputs import OF_OTHER_LINES
 
 if TYPE_CHECKING:
     from treenet.evaluation.evaluate import References
@@ -263,7 +264,9 @@ class SeedsConfig(StudyConfig):
             raise UserError("grid.peak_on_test: must be false for language models; leave it out")
 
     def check_data(self, cells: Sequence[Cell], indices: Mapping[AnyPath, Mapping]) -> None:
-        """Raise UserError if their classes differ, or for a data set that a system cannot learn from."""
+        """Raise UserError if their classes differ, or for a data set that a system cannot learn from or be scored with."""
+        if pairs_of(self):
+            self._check_pairs(cells, indices)
         (first, index), *others = indices.items()
         if "test" not in index["totals"]:
             if self.grid.peak_on_test:
@@ -279,6 +282,20 @@ class SeedsConfig(StudyConfig):
                     "parsed set to the other"
                 )
 
+    def _check_pairs(self, cells: Sequence[Cell], indices: Mapping[AnyPath, Mapping]) -> None:
+        """Raise UserError for a system that reads trees of other lines of a split, which sentences of pairs do not have."""
+        from treenet.data.input_kinds import SPLIT_POINTS  # here, as below, because it loads PyTorch
+        from treenet.tasks.base import build_task
+
+        for cell in cells:
+            source, reads = indices[cell.config.data].get("tree_settings", {}).get("tree_source"), build_task(cell.config).reads
+            if source in OF_OTHER_LINES and reads.constituents and reads is not SPLIT_POINTS:  # which only the training reads
+                raise UserError(
+                    f"grid.systems.{cell.labels['system']} reads {source} trees, which come from other lines of a split, so it "
+                    "cannot be scored on pairs; leave grid.blimp and grid.pairs out, or set "
+                    f"grid.systems.{cell.labels['system']}=null"
+                )
+
 
 def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":
     """Return the work of a cell: it trains and scores as tree-attention train does."""
@@ -286,9 +303,10 @@ def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":
     from treenet.jobs.train_run import run_training
 
     peak, pairs = config.grid.peak_on_test, pairs_of(config)
-    fingerprint = _fingerprint_pairs(pairs) if pairs else None
+    fingerprint, problem = _fingerprint_pairs(pairs) if pairs else (None, "")
     score = partial(score_cell, config.task, peak, config.use_gpu, pairs, fingerprint)
-    return CellWork(run_training, score, partial(describe_stale_cell, peak, pairs, fingerprint))
+    stale = partial(describe_stale_cell, peak, pairs, fingerprint)
+    return CellWork(run_training, score, stale, partial(_refuse_pairs, problem))
 
 
 def pairs_of(config: SeedsConfig) -> ScoreLMSettings | None:
@@ -297,15 +315,21 @@ def pairs_of(config: SeedsConfig) -> ScoreLMSettings | None:
     return ScoreLMSettings(**given, use_gpu=config.use_gpu) if config.grid.blimp or config.grid.pairs.files else None
 
 
-def _fingerprint_pairs(pairs: ScoreLMSettings) -> str | None:
-    """Return the fingerprint of the pairs that the files have now; None without the files, which a table needs no more."""
+def _fingerprint_pairs(pairs: ScoreLMSettings) -> tuple[str | None, str]:
+    """Return the fingerprint of the pairs that the files have now; or None, which is enough for a table, and what is wrong."""
     from treenet.evaluation.minimal_pairs import open_pairs, pair_facts
 
     try:
         found = open_pairs(pairs)
-    except UserError:  # a cell that needs them says so
-        return None
-    return pair_facts(found)["pairs_fingerprint"] if found else None
+    except UserError as error:
+        return None, str(error)
+    return pair_facts(found)["pairs_fingerprint"] if found else None, ""
+
+
+def _refuse_pairs(problem: str) -> None:
+    """Raise UserError if the pairs have a problem."""
+    if problem:
+        raise UserError(problem)
 
 
 def describe_stale_cell(peak_on_test: bool, pairs: ScoreLMSettings | None, fingerprint: str | None, folder: AnyPath) -> str:

@@ -241,7 +241,7 @@ def _is_scored(folder: AnyPath) -> bool:
 def _check_cells(study: Study) -> int:
     """Check loggers and models of the cells that are not done, of those that differ in the seed one.
 
-    Returns the most bytes that all cells take that are not done. Raises UserError if a cell cannot be trained.
+    Returns the most bytes that all cells take that are not done. Raises UserError if a cell cannot be trained or scored.
     """
     entries = Ledger.read(study.out).entries
     done = {name for name, entry in entries.items() if entry.status == DONE and _is_scored(study.out / "cells" / name)}
@@ -250,6 +250,8 @@ def _check_cells(study: Study) -> int:
     for cell in study.cells:
         if cell.name not in done:
             alike.setdefault(cell.config.model_dump_json(exclude={"seed"}), []).append(cell)
+    if alike:
+        study.work.check()
     needed = 0
     for cell, *others in alike.values():
         try:

@@ -85,10 +85,19 @@ class LineEncoder:
     With `given_trees`, the lines come with their trees, and no parser is loaded. Unless the model `reads_trees`, the trees of the
     rows are the parser's or the given ones, also if `data` has others. With `words_only`, tags, trees and arcs need not be the
     parser's. Raises UserError if the parser's models are not the ones in the index of `data`. It also does so if the data set has
-    given trees and these lines have none. The same holds if its trees are made of arcs and these lines get none.
+    given trees and these lines have none. The same holds if its trees are made of arcs and these lines get none, and if they
+    come from other lines; `instead_of_shuffled` is then the remedy.
     """
 
-    def __init__(self, data: AnyPath, *, given_trees: bool = False, reads_trees: bool = True, words_only: bool = False) -> None:
+    def __init__(
+        self,
+        data: AnyPath,
+        *,
+        given_trees: bool = False,
+        reads_trees: bool = True,
+        words_only: bool = False,
+        instead_of_shuffled: str = "",
+    ) -> None:
         index = read_index(data / "encoded")
         parser = dict(index["parser_settings"])
         if (models := parser.get("models")) and not Path(models).is_absolute():  # of an exported run
@@ -100,10 +109,12 @@ class LineEncoder:
         if tree.tree_source == "dependencies":
             _check_arcs(data, config, given_trees)
         if tree.of_other_lines:
-            raise UserError(
-                f"{data} has {tree.tree_source} trees, which come from other lines of a split, but this is a single line; "
+            remedy = instead_of_shuffled or (
                 f"preprocess your lines with vocab_from={data} and tree.tree_source={tree.tree_source}, and score them with "
                 "data= of tree-attention evaluate, or of tree-attention score-lm"
+            )
+            raise UserError(
+                f"{data} has {tree.tree_source} trees, which come from other lines of a split, but this is a single line; {remedy}"
             )
         if given_trees and config.name != "given":
             config = ParserConfig(name="given", language=config.language)

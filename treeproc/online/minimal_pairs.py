@@ -177,7 +177,10 @@ def encode_pairs(
     trees = [row for pair in pairs for row in pair.trees or ()]
     if trees and len(trees) < 2 * len(pairs):
         raise UserError("pairs.files: some files have trees and others have none; score them one after the other")
-    encoder = LineEncoder(data, given_trees=bool(trees), reads_trees=reads_trees, words_only=words_only)
+    remedy = "set trees=beam for a grammar, or data=DIR, a data set of the same text with the parser's trees"
+    encoder = LineEncoder(
+        data, given_trees=bool(trees), reads_trees=reads_trees, words_only=words_only, instead_of_shuffled=remedy
+    )
     rows = convert_rows(iter(trees), "none", read_index(data / "encoded").get("normalization", "none"))
     sentences = [sentence for pair in pairs for sentence in pair.sentences]
     encode = encoder.encode_leaves if words_only else encoder.encode_parsed

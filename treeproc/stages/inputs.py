@@ -243,6 +243,7 @@ def write_cached_counts(folder: AnyPath, stamps: str | None, known: InputCounts)
         atomic_write(folder / NOTE, json_bytes({"stamps": stamps, **asdict(known)}, _Form))
 
 
+OF_OTHER_LINES = ("shuffled", "other_shape")  # the tree of a line follows from other lines, too
 OfConstituents = Literal["parsed", "shuffled", "unlabelled", "permuted_labels", "other_shape"]
 TreeSource = Literal[OfConstituents, "dependencies", ControlTree, "flat_tags"]
 
@@ -312,7 +313,7 @@ class TreeConfig(Settings):
     @property
     def of_other_lines(self) -> bool:
         """Return whether the tree of a line follows from other lines, too."""
-        return self.tree_source in ("shuffled", "other_shape")
+        return self.tree_source in OF_OTHER_LINES
 
     @property
     def other_side(self) -> str:
