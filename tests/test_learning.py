@@ -17,6 +17,7 @@ from treenet.evaluation.settings import CompareConfig
 from treenet.experiments import scaling_report, seeds_report
 from treenet.experiments.recorded_study import report_records
 from treenet.experiments.records import read_records
+from treenet.experiments.study import note_unlearned, say_unlearned_cells
 from treenet.jobs.train_run import run_training
 from treenet.report.answer import answer_study
 from treenet.report.report_inputs import ReportStudy
@@ -27,9 +28,11 @@ from treenet.tasks.learning import (
     facts_of_nll,
     facts_of_scores,
     facts_of_text,
+    facts_of_training,
     find_unlearned,
     piece_counts,
     say_unlearned,
+    why_overfitted,
     why_unlearned,
 )
 from treenet.tasks.scores import format_scores
@@ -96,6 +99,22 @@ def test_an_nll_that_is_not_below_that_of_frequencies_is_a_sign():
     assert not why_unlearned(entry | {"perplexity_given_tree": math.exp(4.9)})  # the rest of the nll is of trees
     assert not why_unlearned(entry | {"asked": {"untrained": True}})  # the user wanted it so
     assert not why_unlearned({"num_examples": 30, "bleu": 0.0, "accuracy": 0.0, "nll": 99.0})  # low scores alone are no sign
+
+
+def test_a_language_model_that_learned_train_by_heart_is_overfitted():
+    lines = [{"step": 1, "nll": 5.5}, {"step": 2, "nll": 1.0}, {"step": 3, "nll": None}, {"step": 4}]
+    facts = {"unigram_nll": 5.0}
+    assert facts_of_training(facts, lines, 2) == {"lowest_nll": 1.0} and not facts_of_training(facts, lines, 1)
+    assert not facts_of_training({}, lines, 2) and not facts_of_training(facts, [], 2)
+    entry = {"num_examples": 30, "nll": 9.0, "learning": facts}
+    assert why_unlearned(entry) and not why_overfitted(entry)
+    entry["learning"] = facts | {"lowest_nll": 1.0}
+    why_is = "nll 9.000, a unigram model of train has 5.000, but 1.000 was reached in training"
+    assert not why_unlearned(entry) and why_overfitted(entry) == why_is
+    said = f"overfitted; set average=best, or train with fewer updates: test ({why_is})"
+    assert format_scores({"test": entry}).split("\n")[-1] == said
+    assert note_unlearned(entry) == {"overfitted": why_is}
+    assert say_unlearned_cells({"cells": [{"cell": "test", "overfitted": why_is}, {"cell": "other"}]}) == [said]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from treenet.runs.result_provenance import data_fingerprint
 from treenet.runs.run_results import SURPRISAL_COLUMNS, System, parse_columns
 from treenet.tasks.base import task_of
 from treenet.tasks.class_scores import macro_f1
-from treenet.tasks.learning import find_unlearned
+from treenet.tasks.learning import find_overfitted, find_unlearned
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, as_path
@@ -139,7 +139,10 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
         names = dict(enumerate(baseline.scores.get("classes", ())))
         classes = {"reference": every["label"][0], "baseline": every["predicted"][0], "system": every["predicted"][1]}
         shown |= {name: [names.get(one, str(one)) for one in column.tolist()] for name, column in classes.items()}
-    facts: dict = {"unlearned": find_unlearned({"baseline": baseline.scores, "system": system.scores})}
+    entries = {"baseline": baseline.scores, "system": system.scores}
+    facts: dict = {"unlearned": find_unlearned(entries)}
+    if overfitted := find_overfitted(entries):
+        facts["overfitted"] = overfitted
     if of_pairs:
         facts["groups"] = compare_groups("\n".join(baseline.lines), "\n".join(system.lines))
     found = describe(baseline, system, metrics, form.by, form.values(every), shown, split, settings.compare.num, numbers, facts)

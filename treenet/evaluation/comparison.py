@@ -11,7 +11,7 @@ from treenet.evaluation.settings import CompareConfig
 from treenet.evaluation.significance import ABOUT_WEIGHTS, PAIRED_BOOTSTRAP
 from treenet.runs.result_provenance import describe_origin, recorded_origin
 from treenet.runs.run_results import System
-from treenet.tasks.learning import LEARNING, facts_of_text, find_unlearned, say_unlearned
+from treenet.tasks.learning import LEARNING, facts_of_text, find_unlearned, say_overfitted, say_unlearned
 from treenet.tasks.scores import SCORES
 from treenet.tasks.tables import Score, show_p_value
 from treenet.tasks.translation_metrics import INTERNATIONAL, SECOND, sentence_chrf
@@ -127,10 +127,11 @@ def format_comparison(found: dict) -> str:
     for title, name in (("A", "baseline"), ("B", "system")):
         lines += [f"{title}  {found[name]}", f"   {describe_origin(found[f'{name}_origin'])}"]
     lines.append("")
-    unlearned = {
-        title: found["unlearned"][side] for title, side in (("A", "baseline"), ("B", "system")) if side in found["unlearned"]
-    }
-    lines += say_unlearned(unlearned)
+    unlearned, overfitted = (
+        {title: found[key][side] for title, side in (("A", "baseline"), ("B", "system")) if side in found.get(key, {})}
+        for key in ("unlearned", "overfitted")
+    )
+    lines += [*say_unlearned(unlearned), *say_overfitted(overfitted)]
     is_tested = not unlearned
     scores = {name: SCORES[name] for name in found["metrics"]}
     titles = {name: one.column + ", lower is better" * one.lower_is_better for name, one in scores.items()}

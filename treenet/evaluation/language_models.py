@@ -33,12 +33,13 @@ from treenet.evaluation.unsupervised_parse import gold_trees, has_unknown_gold
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.loading import load_model, scored_splits
+from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_entries import name_result, read_scores
 from treenet.runs.result_provenance import origin
 from treenet.runs.run_results import LANGUAGE_MODEL, SURPRISAL_COLUMNS, stale_scores, write_predictions
 from treenet.tasks.base import build_task, vocab_sizes
 from treenet.tasks.causal_lm import to_causal
-from treenet.tasks.learning import LEARNING, facts_of_nll
+from treenet.tasks.learning import LEARNING, facts_of_nll, facts_of_training, why_unlearned
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.online.minimal_pairs import encode_pairs
@@ -112,6 +113,9 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings, name: str = "") -> tup
             columns, scores = [""] * len(scored), {}
         facts = facts_of_nll(run.config.data, run.data, text, "leaves", ends=scorer.kind != "pseudo")
         entry = summarize(scored, scorer.kind) | {"split": text, **scores, **({LEARNING: facts} if facts else {})}
+        if why_unlearned(entry):
+            last = max(origin(run, settings).get("steps", [0]))
+            facts |= facts_of_training(facts, read_metrics(folder), last)
         rows = ["\t".join(["example\twords\tpieces\tnll\ttree_nll", *["trees\tbest_nll\tparse"] * bool(scorer.beam)]) + "\n"]
         for one, column in zip(scored, columns, strict=True):
             rows.append(f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}{column}\n")

@@ -31,7 +31,7 @@ from treenet.runs.result_entries import FORMS, RESULTS_HINT, SCORES
 from treenet.runs.result_provenance import NOT_RECORDED
 from treenet.runs.run_results import stale_scores
 from treenet.tasks.base import build_task
-from treenet.tasks.learning import say_unlearned, why_unlearned
+from treenet.tasks.learning import say_overfitted, say_unlearned, why_overfitted, why_unlearned
 from treenet.training.batch_stream import plan_batches
 from treeproc.common.errors import CommandEnded, require
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json
@@ -91,9 +91,13 @@ def read_fresh_scores(names: Sequence[str], folder: AnyPath) -> dict[str, dict]:
 UNLEARNED = "unlearned"  # of a cell: why it learned nothing; of what is compared: that a cell of it learned nothing
 
 
+OVERFITTED = "overfitted"  # of a cell: why
+
+
 def note_unlearned(scores: Mapping) -> dict[str, str]:
-    """Return the mark of a cell in a report, from its scores; nothing if it learned something."""
-    return {UNLEARNED: why} if (why := why_unlearned(scores)) else {}
+    """Return the mark of a cell in a report that learned nothing, or is overfitted, from its scores; nothing for others."""
+    marks = {UNLEARNED: why_unlearned(scores), OVERFITTED: why_overfitted(scores)}
+    return {mark: why for mark, why in marks.items() if why}
 
 
 def unlearned_in(*sides: Results) -> dict[str, bool]:
@@ -102,8 +106,10 @@ def unlearned_in(*sides: Results) -> dict[str, bool]:
 
 
 def say_unlearned_cells(report: Mapping) -> list[str]:
-    """Return a line about the cells that learned nothing, in a list; an empty list if there is none."""
-    return say_unlearned({cell["cell"]: cell[UNLEARNED] for cell in report.get("cells", ()) if UNLEARNED in cell})
+    """Return a line about the cells that learned nothing, and one about those that are overfitted; of each if there are any."""
+    cells = report.get("cells", ())
+    unlearned, overfitted = ({one["cell"]: one[mark] for one in cells if mark in one} for mark in (UNLEARNED, OVERFITTED))
+    return [*say_unlearned(unlearned), *say_overfitted(overfitted)]
 
 
 def notes_about_cells(report: Mapping) -> list[str]:

@@ -6,7 +6,7 @@ fact that also holds for the right outputs.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from treeproc.shards.store import pieces_fingerprint, read_index
 
 Name = TypeVar("Name", bound=Hashable)
 LEARNING = "learning"  # of an entry of scores.json
+LOWEST_NLL = "lowest_nll"  # in training, of a language model that is overfitted
 _FEWEST = 20  # lines, right outputs that differ, or examples of other classes than the most frequent one
 _MOST_PIECE, _MOST_CLASS = 0.9, 0.99  # shares of one piece in translations, and of one class in predictions
 _MOST_LABEL = 0.9  # share of one class in the labels: with more, a model may rightly give it to nearly all
@@ -122,12 +123,40 @@ def why_unlearned(entry: Mapping) -> str:
         return f"one class has {facts['class_share']:.1%} of the predictions"
     if facts.get("spread", 1) < _LEAST_SPREAD:
         return "the predicted scores hardly differ"
+    if (why := _why_high(entry, facts)) and LOWEST_NLL not in facts:
+        return why
+    return ""
+
+
+def _why_high(entry: Mapping, facts: Mapping) -> str:
+    """Return how the nll of an entry is not below that of a unigram model; empty if it is, or if translations are better."""
     nll, unigram = entry.get("nll", -math.inf), facts.get("unigram_nll", math.inf)
     if given_tree := entry.get("perplexity_given_tree"):  # the nll of a grammar is of its trees, too
         nll = math.log(max(1.0, given_tree))
     if nll >= unigram and max(entry.get(MAIN, 0), entry.get(MAIN_OF_TOKENS, 0)) < _HIGHEST_BLEU:
         return f"nll {nll:.3f}, a unigram model of train has {unigram:.3f}"
     return ""
+
+
+def facts_of_training(facts: Mapping[str, float], lines: Iterable[Mapping], last: float) -> dict[str, float]:
+    """Return the lowest nll of the training of a model, of its `lines` of metrics.jsonl, if a unigram model has a higher one.
+
+    Lines after the step `last` do not count.
+    """
+    found = [line["nll"] for line in lines if line["step"] <= last and line.get("nll") is not None]
+    return {LOWEST_NLL: min(found)} if found and min(found) < facts.get("unigram_nll", -math.inf) else {}
+
+
+def why_overfitted(entry: Mapping) -> str:
+    """Return a sign that the model of an entry learned its training data by heart; empty if there is none."""
+    facts = entry.get(LEARNING) or {}
+    lowest = facts.get(LOWEST_NLL)
+    return f"{why}, but {lowest:.3f} was reached in training" if lowest is not None and (why := _why_high(entry, facts)) else ""
+
+
+def find_overfitted(entries: Mapping[Name, Mapping]) -> dict[Name, str]:
+    """Return why models are overfitted, by the names of their entries of scores.json; without the others."""
+    return {name: why for name, entry in entries.items() if (why := why_overfitted(entry))}
 
 
 def find_unlearned(entries: Mapping[Name, Mapping]) -> dict[Name, str]:
@@ -137,6 +166,15 @@ def find_unlearned(entries: Mapping[Name, Mapping]) -> dict[Name, str]:
 
 def say_unlearned(reasons: Mapping[str, str]) -> list[str]:
     """Return a line about the models that `find_unlearned` found, in a list; an empty list if there is none."""
+    return _say("nothing was learned; train longer", reasons)
+
+
+def say_overfitted(reasons: Mapping[str, str]) -> list[str]:
+    """Return a line about the models that `find_overfitted` found, in a list; an empty list if there is none."""
+    return _say("overfitted; set average=best, or train with fewer updates", reasons)
+
+
+def _say(what: str, reasons: Mapping[str, str]) -> list[str]:
     said = [f"{name} ({why})" for name, why in reasons.items()]
     more = f", and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
-    return [f"nothing was learned; train longer: {', '.join(said[:_SHOWN])}{more}"] if said else []
+    return [f"{what}: {', '.join(said[:_SHOWN])}{more}"] if said else []

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from treenet.tasks.learning import find_unlearned, say_unlearned
+from treenet.tasks.learning import find_overfitted, find_unlearned, say_overfitted, say_unlearned
 from treenet.tasks.tables import NONE, Column, Score, align, numbers, typeset
 from treenet.tasks.translation_metrics import LEARNED, METRICS
 
@@ -67,7 +67,7 @@ def score_columns(entries: Sequence[Mapping], of: str = "", names: Iterable[str]
 
 
 def format_scores(everything: Mapping[str, Mapping], counts: str = "examples") -> str:
-    """Return a table of entries of scores.json with a line for each, and what was not learned. `counts` names the examples."""
+    """Return a table of entries of scores.json with a line for each, and signs of what was not learned. `counts` names the examples."""
     entries = list(everything.values())
     steps = [one["steps"][-1] if "steps" in one else None for one in entries]
     scores = score_columns(entries)
@@ -78,4 +78,5 @@ def format_scores(everything: Mapping[str, Mapping], counts: str = "examples") -
         *scores,
     ]
     about = [ABOUT_INTERVALS] * any(one.title == "95 %" for one in scores)
-    return "\n".join([*align(columns), *about, *say_unlearned(find_unlearned(everything))])
+    learning = [*say_unlearned(find_unlearned(everything)), *say_overfitted(find_overfitted(everything))]
+    return "\n".join([*align(columns), *about, *learning])
