@@ -22,6 +22,7 @@ from treenet.tasks.base import TASKS, build_task, check_fits, machine_memory, ta
 from treenet.tasks.causal_lm import CausalSource
 from treenet.tasks.classification import has_both_sides
 from treenet.tasks.masked_lm import MaskedSource, mask_pieces
+from treeproc.common.files import json_bytes, read_json
 from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.schema import PAD_ID, SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
 from treeproc.shards.store import read_index
@@ -256,7 +257,7 @@ def test_a_neutral_class_has_classes_on_both_sides(labels):
         assert len(notes) == bool(told) and all("of the 3 classes" in note and told in note for note in notes)
 
 
-def test_what_a_person_is_told_of_a_task(toy):
+def test_what_a_person_is_told_of_a_task(toy, tmp_path):
     line = {"nll": 1.23456, "perplexity": 3.456, "accuracy": 0.87654, "pearson": 0.123456, "mse": 1.5, "bleu": 12.345}
     nll, score = ("nll 1.235, perplexity 3.46", "1.235"), [("score", "evaluate", "")]
     of_lm = [("score", "score-lm", "")]
@@ -284,6 +285,14 @@ def test_what_a_person_is_told_of_a_task(toy):
             assert one.checkpoint_facts(broken) == ({"valid_criterion": None} if one.score else {})
     parse = task(toy, name="masked_lm", model="constituent_transformer").next_commands()
     assert parse == [*of_lm, ("parse", "unsupervised-parse", "")]
+    index = read_json(toy / "encoded" / "index.json")
+    for splits, split in (("train valid", [" split=valid"]), ("train", [])):  # as BabyLM, which has no test
+        data = tmp_path / splits / "encoded"
+        data.mkdir(parents=True)
+        (data / "index.json").write_bytes(json_bytes(index | {"totals": dict.fromkeys(splits.split(), {})}))
+        found = task(data.parent, name="masked_lm", model="constituent_transformer").next_commands()
+        scored = [("score", "score-lm"), ("parse", "unsupervised-parse")]
+        assert found == [(*one, option) for one in scored for option in split]
     regular = task(toy, "model.tree_reg.weight=0.5", name="causal_lm", model="causal_transformer")
     assert (regular.auxiliary_loss, regular.num_sums) == ("tree_reg", 3)
     assert task(toy, name="causal_lm", model="transformer_grammar").num_sums == 2

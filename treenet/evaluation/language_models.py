@@ -29,7 +29,7 @@ from treenet.evaluation.prefix_trees import ROWS, reads_prefix_trees, score_piec
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.evaluation.surprisal import END, score_words
 from treenet.evaluation.tree_beam import TreeBeam, cut_words, reads_grammar, spans_of
-from treenet.evaluation.unsupervised_parse import gold_trees, has_unknown_gold
+from treenet.evaluation.unsupervised_parse import gold_trees, has_unknown_gold, warn_of_gold
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.loading import load_model, scored_splits
@@ -233,8 +233,10 @@ def describe_parses(scored: Sequence[Scored], examples: Sequence[dict], data: An
         best = as_tree(one.words, spans_of(one.found.best, names))
         total += score_sentence(gold.tags, as_tree(one.words, gold.spans), best)
         rows.append(f"\t{one.found.trees}\t{one.found.best_nll:.6f}\t{write_brackets(best, gold.words, gold.tags)}")
-    if has_unknown_gold(read_index(data / "encoded")):
+    index = read_index(data / "encoded")
+    if has_unknown_gold(index):
         return rows, {}
+    warn_of_gold(data, index)
     return rows, {f"bracket_{name}": getattr(total, name) for name in ("f1", "precision", "recall")}
 
 

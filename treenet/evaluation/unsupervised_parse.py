@@ -199,8 +199,7 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
                 f"{run.data} has unlabelled binary trees, in which no label marks what only makes them binary; give the trees as "
                 "treebank=[FILE]"
             )
-        if trees not in PARSER_TREES:
-            warn(f"note: the gold trees are {trees} trees, because {run.data} has those; give others as treebank=[FILE]")
+        warn_of_gold(run.data, index, "; give others as treebank=[FILE]")
         if trees == "parsed":
             trees = index["parser_settings"]["name"]
         check_hashes(run.data / "encoded", text)
@@ -251,6 +250,15 @@ def read_tree(text: str) -> GoldTree:
     tree = normalise(tree, collapse_unary=True)
     spans = zip(tree.starts, tree.ends, strict=True)
     return GoldTree(words, tags, list(zip(spans, tree.labels, strict=True)))
+
+
+def warn_of_gold(data: AnyPath, index: Mapping, remedy: str = "") -> None:
+    """Note if the trees of a data set, against which trees are scored, are control trees or a parser's."""
+    trees, parser = index.get("tree_source", "parsed"), index["parser_settings"]["name"]
+    if trees not in PARSER_TREES:
+        warn(f"note: the gold trees are {trees} trees, because {data} has those{remedy}")
+    elif parser != "given":
+        warn(f"note: the gold trees are those of the parser {parser}, so F1 is the agreement with it, not with a treebank{remedy}")
 
 
 def has_unknown_gold(index: Mapping) -> bool:

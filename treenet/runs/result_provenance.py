@@ -134,6 +134,12 @@ class RunState:
         task = self._config.get("task")
         return task if task in TASKS else "translation"
 
+    @property
+    def is_grammar(self) -> bool:
+        """Whether it is a run of a Transformer Grammar."""
+        model = self._config.get("model")
+        return isinstance(model, dict) and model.get("name") == "transformer_grammar"
+
     @cached_property
     def _facts(self) -> dict:
         path = self.folder / "run.json"

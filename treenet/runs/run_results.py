@@ -195,7 +195,8 @@ def result_in_run(path: Path) -> str | None:
     return match[1] if match and match[1] in read_scores(path.parent) else None
 
 
-_OPTIONS = {LAST: f"checkpoint={LAST}", r"step_0*(\d+)": r"checkpoint=\1", "beam": "trees=beam", r"every_(\d+)": r"every=\1"}
+BEAM = "beam"
+_OPTIONS = {LAST: f"checkpoint={LAST}", r"step_0*(\d+)": r"checkpoint=\1", BEAM: "trees=beam", r"every_(\d+)": r"every=\1"}
 
 # What makes a result of no split, by the first word of its name.
 _GIVEN = {"pairs": "blimp=FOLDER, or pairs.files=[FILE]", "surprisal": "surprisal=FILE"}
@@ -220,6 +221,11 @@ def _renewal(state: RunState, name: str, entry: object) -> str:
     return scoring_command(state.task, state.name, name)
 
 
+def _without_beam(name: str) -> str:
+    """Return the name of the result without a beam."""
+    return ".".join(part for part in name.split(".") if part != BEAM)
+
+
 def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System:
     """Read the result `name` of a run folder. `given` is the folder as the user wrote it, perhaps in an object store.
 
@@ -233,6 +239,9 @@ def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System
     redo = f"run {_renewal(state, name, scores)}"
     if not path.is_file() or not isinstance(scores, dict):
         kind = _content_of(state.task)
+        if task.results == LANGUAGE_MODEL and _without_beam(name) != name and not state.is_grammar:
+            own = shlex.quote(f"{state.name}/{LANGUAGE_MODEL}.{_without_beam(name)}.tsv")
+            redo = f"it is no grammar, which a beam needs; give two files: --compare {own} GRAMMAR/{path.name}"
         raise UserError(f"{given} has no {kind} of {name} (it has scores of: {', '.join(everything) or 'none'}); {redo}")
     if is_lines and hashlib.sha256(path.read_bytes()).hexdigest() != scores.get("translations_sha256"):
         raise UserError(f"{path} has changed since {SCORES} got its scores; {redo}")

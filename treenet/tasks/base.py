@@ -258,7 +258,12 @@ class Task(ABC, Generic[Batch]):
 
     def next_commands(self) -> list[tuple[str, str, str]]:
         """Return what to do with a trained model: a word for it, the command, and its arguments after --out RUN."""
-        return [("score", self.scorer, "")]
+        return [("score", self.scorer, split) for split in self.scored_split()]
+
+    def scored_split(self) -> list[str]:
+        """Return the argument for the split to score, in a list: nothing for test, else valid; an empty list without both."""
+        splits = read_index(self.config.data / "encoded")["totals"]
+        return [option for split, option in (("test", ""), ("valid", " split=valid")) if split in splits][:1]
 
     def describe(self, line: Mapping[str, float]) -> str:
         """Describe a validation for a person."""

@@ -98,7 +98,7 @@ class MaskedLanguageModel(Task[MaskedBatch]):
 
     def next_commands(self) -> list[tuple[str, str, str]]:
         finds_trees = self.config.model.name == "constituent_transformer"
-        return [*super().next_commands(), *[("parse", "unsupervised-parse", "")] * finds_trees]
+        return [*super().next_commands(), *(("parse", "unsupervised-parse", one) for one in self.scored_split() * finds_trees)]
 
     @cached_property
     def _num_pieces(self) -> int:
