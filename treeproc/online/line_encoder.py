@@ -254,10 +254,9 @@ def learned_kinds(data: AnyPath, side: str) -> tuple[str, ...]:
 
 def _target_notice_kinds(data: AnyPath, side: str) -> tuple[str, ...]:
     """Return the kinds of notices about given targets, on `side` of the data set; none if it did not look for tokens there."""
-    folder = stage_folder(data, "text")
-    index = read_index(folder) if (folder / "index.json").exists() else {}
-    looked = "tokens" in index.get("notices", {}).get("train", {}).get(side, {})
-    return tuple(kind for kind in learned_kinds(data, side) if kind != "escapes") if looked else ()
+    learned = _learned_notices(data, side)
+    looked = learned is not None and "tokens" in learned
+    return tuple(kind for kind in _notice_kinds(learned) if kind != "escapes") if looked else ()
 
 
 CONSTRAINTS = ("prefix", "must_appear", "must_not_appear")  # columns of an encoded row
