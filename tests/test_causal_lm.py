@@ -178,7 +178,9 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     atomic_write(shuffled / "encoded" / "index.json", json_bytes(index))
     status, _, error = run("score_lm.py", "--out", finished, f"data={shuffled}", f"pairs.files=[{treebank}]")
     if config.model.name == "transformer_grammar":
-        assert status == 2 and error.count("\n") == 1 and "has shuffled trees" in error and "set trees=beam for a grammar" in error
+        assert (
+            status == 2 and error.count("\n") == 1 and "has shuffled trees" in error and "set trees=beam for a grammar" in error
+        )
     else:  # the trees of the file are words for these models
         again = read_json(finished / "scores.json")["pairs-two"]
         assert status == 0 and again["nll"] == entry["nll"] and str(shuffled) in again["asked"]["data"], error

@@ -350,6 +350,9 @@ def test_a_run_is_scored_and_compared_with_another(run, data, tmp_path):
         done = run_here("evaluate.py", "--compare", *sides, f"split={split}")
         assert done.returncode == 2 and message in done.stderr, done.stderr
     assert "blimp=FOLDER, or pairs.files=[FILE]" in done.stderr
+    done = run_here("evaluate.py", "--compare", run, other, "split=pairs-toy.beam.every_2")
+    own = run / "language_model.pairs-toy.every_2.tsv"
+    assert done.returncode == 2 and f"--compare {own} GRAMMAR/language_model.pairs-toy.beam.every_2.tsv" in done.stderr
     done = run_here("score_lm.py", "--out", run, *arguments, f"blimp={file}")
     assert done.returncode == 2 and "pairs.files: leave it out, or leave blimp out" in done.stderr
 

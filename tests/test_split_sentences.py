@@ -180,6 +180,17 @@ def test_a_killed_job_on_running_text_ends_as_one_at_once(running, tmp_path, mon
     assert {path.name: path.read_bytes() for path in (again / "data" / "text").glob("*.arrow")} == whole
 
 
+def test_files_of_a_folder_are_named_and_copies_noted(running, tmp_path, caplog):
+    folder = Path(shutil.copytree(running / "train", tmp_path / "train"))
+    caplog.set_level("INFO", "treeproc")
+    for said, number in (("a.train, b.train, sub/c.train", 3), ("a.train, a.train.bak, b.train, ...", 4)):
+        caplog.clear()
+        preprocess(PreprocessConfig.model_validate(settings_of(tmp_path)), tmp_path / f"data{number}")
+        assert caplog.text.count(f"train: {number} files of {folder}: {said}\n") == 1
+        assert ("several suffixes (3 .train, 1 .bak)" in caplog.text) == (number == 4)
+        shutil.copy(folder / "a.train", folder / "a.train.bak")
+
+
 def test_documents_are_not_torn_or_read_without_a_parser(running):
     train = {"source": [running / "train"]}
     for more, message in (

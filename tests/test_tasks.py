@@ -289,7 +289,7 @@ def test_what_a_person_is_told_of_a_task(toy, tmp_path):
     for splits, split in (("train valid", [" split=valid"]), ("train", [])):  # as BabyLM, which has no test
         data = tmp_path / splits / "encoded"
         data.mkdir(parents=True)
-        (data / "index.json").write_bytes(json_bytes(index | {"totals": dict.fromkeys(splits.split(), {})}))
+        (data / "index.json").write_bytes(json_bytes(index | {"totals": {split: {} for split in splits.split()}}))
         found = task(data.parent, name="masked_lm", model="constituent_transformer").next_commands()
         scored = [("score", "score-lm"), ("parse", "unsupervised-parse")]
         assert found == [(*one, option) for one in scored for option in split]

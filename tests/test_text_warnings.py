@@ -120,6 +120,26 @@ def test_quoting_of_tables_is_told_outside_of_csv():
     )
 
 
+def test_wrapped_lines_of_running_text_are_told():
+    wrapped = ["The old woman went slowly", "across the street, where", "she lived.", "We read.", "The end"]
+    healthy = ["I went", "and then", "Tom said:", "yes.", "“Who?”", "she said.", "A. B. Smith", "Then."]
+    for lines, count in (
+        (wrapped, 1), (healthy, 0), ([line.lower() for line in wrapped], 0), ([line.upper() for line in wrapped], 0),
+    ):  # fmt: skip
+        config = PreprocessConfig.model_validate(
+            {"splits": {"train": {"source": ["a"]}}, "format": "documents", "parser": {"name": "shipped"}}
+        )
+        notices = config.notices()
+        rows = [{"example_id": number, "source": line, "document": 0} for number, line in enumerate(lines)]
+        notices.tell("train", rows, [])
+        notices.tell("train", [row | {"document": number} for number, row in enumerate(rows)], [])  # one line each
+        notices.tell("train", rows[::2], [])  # a filter dropped what is between
+        facts = notices.facts()
+        assert facts["train"]["source"].get("wrapped", {"count": 0})["count"] == count
+        messages = notice_lines(facts, config.parsers(), find_format("documents", None))
+        assert any("join the lines of each paragraph" in one and repr(wrapped[0]) in one for one in messages) == bool(count)
+
+
 def test_given_words_are_not_told_to_be_tokens():
     notices = TextNotices(wanted("none", ("words", "trees"), {"source": None}))
     notices.add("train", "source", [{"example_id": 0, "source": TOKENS[0]}])

@@ -1,5 +1,7 @@
 """Unsupervised parsing: the top-down algorithm against a recursive one, brackets counted by hand, trees without a model."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,6 +23,7 @@ from treenet.evaluation.unsupervised_parse import (
     parse_links,
     score_brackets,
     score_sentences,
+    warn_of_gold,
     write_tree,
 )
 from treeproc.common.settings import UserError
@@ -158,3 +161,11 @@ def test_german_punctuation_does_not_count_and_unknown_tags_of_it_are_told(caplo
     _warn_of_punctuation("test", [one.gold], ParseSettings().punctuation)
     assert ("the most frequent tags are D, N, MARK" in caplog.text) is (f1 == 0)
     assert score_sentences([one], ParseSettings())["f1"] == pytest.approx(f1)
+
+
+def test_trees_of_a_parser_are_not_gold(caplog):
+    parsed = ("shipped", "parsed", "the parser's (shipped)")
+    for name, source, said in (("given", "parsed", ""), parsed, ("given", "random", "random")):
+        caplog.clear()
+        warn_of_gold(Path("DATA"), {"tree_source": source, "parser_settings": {"name": name}})
+        assert said in caplog.text and bool(caplog.text) == bool(said)

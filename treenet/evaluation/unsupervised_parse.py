@@ -258,7 +258,7 @@ def warn_of_gold(data: AnyPath, index: Mapping, remedy: str = "") -> None:
     if trees not in PARSER_TREES:
         warn(f"note: the gold trees are {trees} trees, because {data} has those{remedy}")
     elif parser != "given":
-        warn(f"note: the gold trees are those of the parser {parser}, so F1 is the agreement with it, not with a treebank{remedy}")
+        warn(f"note: the gold trees are the parser's ({parser}), so F1 is the agreement with it, not with a treebank{remedy}")
 
 
 def has_unknown_gold(index: Mapping) -> bool:

@@ -241,7 +241,7 @@ def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System
         kind = _content_of(state.task)
         if task.results == LANGUAGE_MODEL and _without_beam(name) != name and not state.is_grammar:
             own = shlex.quote(f"{state.name}/{LANGUAGE_MODEL}.{_without_beam(name)}.tsv")
-            redo = f"it is no grammar, which a beam needs; give two files: --compare {own} GRAMMAR/{path.name}"
+            redo = f"a beam needs a grammar; give two files: --compare {own} GRAMMAR/{path.name}"
         raise UserError(f"{given} has no {kind} of {name} (it has scores of: {', '.join(everything) or 'none'}); {redo}")
     if is_lines and hashlib.sha256(path.read_bytes()).hexdigest() != scores.get("translations_sha256"):
         raise UserError(f"{path} has changed since {SCORES} got its scores; {redo}")

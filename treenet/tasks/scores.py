@@ -67,7 +67,7 @@ def score_columns(entries: Sequence[Mapping], of: str = "", names: Iterable[str]
 
 
 def format_scores(everything: Mapping[str, Mapping], counts: str = "examples") -> str:
-    """Return a table of entries of scores.json with a line for each, and signs of what was not learned. `counts` names the examples."""
+    """Return a table of entries of scores.json with a line for each, and what they say of learning. `counts` names examples."""
     entries = list(everything.values())
     steps = [one["steps"][-1] if "steps" in one else None for one in entries]
     scores = score_columns(entries)

@@ -114,7 +114,8 @@ class LineEncoder:
                 "data= of tree-attention evaluate, or of tree-attention score-lm"
             )
             raise UserError(
-                f"{data} has {tree.tree_source} trees, which come from other lines of a split, but this is a single line; {remedy}"
+                f"{data} has {tree.tree_source} trees, which come from other lines of a split, but this is a single line; "
+                f"{remedy}"
             )
         if given_trees and config.name != "given":
             config = ParserConfig(name="given", language=config.language)

@@ -283,14 +283,14 @@ def read_texts(
         elif path.is_dir():
             if isinstance(path, RemotePath):
                 raise UserError(f"{path} is a folder of an object store; pack it as one .tar.gz, or name its files")
-            for file in _files_below(path):
+            for file in files_below(path):
                 yield str(file), decoded_lines(text_blocks(file, reading), str(file), stripped=stripped)
         else:
             _open(path).close()  # a caller may stop before the end
             yield str(path), decoded_lines(text_blocks(path, reading), str(path), stripped=stripped)
 
 
-def _files_below(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
     """Return the files below a folder, sorted by name. A warning counts what is left out."""
 
     def refuse(error: OSError) -> None:

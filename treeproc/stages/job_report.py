@@ -284,6 +284,9 @@ _TOLD = {
     "control": (
         "control characters: translate and classify leave such lines empty, and evaluate does not", "remove them from the files"
     ),
+    "wrapped": (
+        "sentences go on in the next line, but the job reads each part as a sentence", "join the lines of each paragraph"
+    ),
     "equal": ("the target is the source", "check the files, unless copies are meant"),
     "constant": ("one line again and again", "check the files, unless this is meant"),
     "unrelated": (

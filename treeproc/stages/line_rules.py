@@ -8,6 +8,7 @@ Rules and thresholds were measured. Shares of lines in tokenised and in plain te
 - Placeholders: 0 % in both.
 - Marks of subwords, ▁ and ##: 0 % in both. In text cut into subwords, they stand in almost every line.
 - Quotation marks around a line, and two doubled ones inside: 0 % in both.
+- Sentences that go on in the next line: 11 to 28 % of the rows of text wrapped at 40 to 120 characters, at most 1.3 % elsewhere.
 - Damage: benchmarks/damaged_text.py measures all corpora and damaged copies. Healthy sides have at most 0.9 % lines with tags,
   0.08 % with lost letters, 0.05 % with escapes of URLs, 0.09 % with mixed scripts, and at most 0.04 % of the others.
 
@@ -170,6 +171,17 @@ def _ends_sentence(line: str, match: re.Match) -> bool:
     if line[at] != "." and line[at - 1 : at].isalnum():
         return True
     return _LAST_WORD.search(line[max(0, at - _LAST_WORD_CHARS) : at]) is not None
+
+
+# A line that begins a sentence with a capital letter, though not with `I`, and one that goes on in lower case.
+_BEGINS = re.compile(r"""["“„‘'«(\[¿¡]*(?!I\b)[^\W\d_]""")
+_FINAL = re.compile(rf"""[.?!…:;。？！]{_CLOSE}$""")
+
+
+def breaks_sentence(line: str, following: str) -> bool:
+    """Return whether a line begins a sentence that seems to go on in the following line; never in text in lower case."""
+    begin = _BEGINS.match(line)
+    return begin is not None and begin[0][-1].isupper() and following[:1].islower() and _FINAL.search(line) is None
 
 
 def _miscoded(chunk: Chunk) -> list[int]:

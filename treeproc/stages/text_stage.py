@@ -1,16 +1,19 @@
 """The text stage of a data set: it trusts finished shards, and reads and writes missing shards."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate, pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, remove_leftovers
 from treeproc.common.messages import Progress
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError, differences
 from treeproc.common.storage import AnyPath
+from treeproc.readers.numbered_lines import files_below
+from treeproc.readers.packed_files import plain_name
 from treeproc.shards.schema import SCHEMA_VERSION
 from treeproc.shards.store import Index, ShardRecord, fingerprint_of, finished_shards, in_index_order, write_index
 from treeproc.stages.config import PreprocessConfig
@@ -24,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 # Below, Ray takes longer to start than this process to read.
 LEAST_BYTES = 64 << 20
+_SHOWN = 3  # names of files, and kinds of their names
 
 
 class NothingLeft(UserError):
@@ -119,6 +123,7 @@ class TextStage:
         """Return what reads and writes: on Ray, whose processes `record` counts, or in this process."""
         if self._work is None:
             config, tasks = self.config, partial(choose_run, True, record=self.record) if can_run_on_ray(self.config) else None
+            _say_folders(config)
             self._work = TextWork(self.out, config.inputs(), config.filters, config.notices().wanted, tasks, config.tags())
         return self._work
 
@@ -177,6 +182,25 @@ class TextStage:
 
     def _say_notices(self, notices: dict) -> None:
         say_notices(notices, self.config.parsers(), self.config.form)
+
+
+def _say_folders(config: PreprocessConfig) -> None:
+    """Print the number and the first names of the files of each folder. Note if they have several suffixes."""
+    for split, files in config.splits.items() if config.form.ranges or config.format == "documents" else ():
+        for folder in (path for path in files.source if isinstance(path, Path) and path.is_dir()):
+            try:
+                names = [str(file.relative_to(folder)) for file in files_below(folder)]
+            except UserError:
+                continue  # the reader says it
+            suffixes = Counter(PurePath(plain_name(name)).suffix for name in names)
+            shown = ", ".join([*names[:_SHOWN], *["..."] * (len(names) > _SHOWN)])
+            logger.info("%s: %s files of %s: %s", split, f"{len(names):,}", folder, shown)
+            if len(suffixes) > 1:
+                kinds = ", ".join(f"{count:,} {suffix or 'without a suffix'}" for suffix, count in suffixes.most_common(_SHOWN))
+                logger.warning(
+                    "note: %s: the job reads all files of %s, and they have several suffixes (%s); give the files themselves to "
+                    "read only some", split, folder, kinds
+                )  # fmt: skip
 
 
 def _remove_others(folder: AnyPath, records: list[ShardRecord]) -> None:

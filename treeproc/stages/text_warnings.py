@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from treeproc.shards.schema import without_tag
 from treeproc.stages.filters import NOTICED_SHARE, foreign_lines, has_control, known
-from treeproc.stages.line_rules import DAMAGE, RULES, Chunk
+from treeproc.stages.line_rules import DAMAGE, RULES, Chunk, breaks_sentence
 from treeproc.stages.pair_notices import MOST_CHARACTERS, pair_problems
 
 # Shares of lines from which on a user is warned; of other kinds, one line is enough. A factor of seven at least lies between
-# them and what was measured on either side.
+# them and what was measured on either side; of wrapped lines, a factor of two.
 SHARES = {
     "escapes": 0.005, "tokens": 0.05, "attached": 0.25, "subwords": 0.05,
     "miscoded": 0.005, "entities": 0.005, "markup": 0.07, "codes": 0.005, "percent": 0.01, "base64": 0.05, "columns": 0.05,
-    "lost": 0.03, "scripts": 0.01,
+    "lost": 0.03, "scripts": 0.01, "wrapped": 0.05,
 }  # fmt: skip
 
 _SHOWN = 70
@@ -157,6 +158,10 @@ class TextNotices:
         if len(leaks):
             lines = {place: (self.line(split, rows[place]["example_id"]), rows[place]["source"]) for place in leaks[:_EXAMPLES]}
             self._side(split, "source").take("leaks", found_at(leaks, lines.__getitem__))
+        if rows and "document" in rows[0] and (found := _wrapped(rows)):
+            self._side(split, "source").take(
+                "wrapped", found_at(found, lambda row: (self.line(split, row["example_id"]), row["source"]))
+            )
         # In train, a filter drops them. An index has this kind only if there are such lines.
         if split != "train" and (found := [row for row in rows if has_control(row["source"])]):
             self._side(split, "source").take(
@@ -203,6 +208,16 @@ class TextNotices:
                 lines = dict(enumerate((pair[0], text) for pair, text in zip(pairs, shown, strict=True)))
                 out[split][side][kind] = found_at(places, lines.__getitem__).facts() | {"looked_at": len(pairs)} | more
         return out
+
+
+def _wrapped(rows: Sequence[dict]) -> list[dict]:
+    """Return the rows whose sentence seems to go on in the next row of the document."""
+    neighbours = ((one, other) for one, other in pairwise(rows) if other["example_id"] == one["example_id"] + 1)
+    return [
+        one
+        for one, other in neighbours
+        if one["document"] == other["document"] and breaks_sentence(one["source"], other["source"])
+    ]
 
 
 def is_noticed(kind: str, facts: dict) -> bool:
