@@ -254,7 +254,7 @@ def read_tree(text: str) -> GoldTree:
 
 def warn_of_gold(data: AnyPath, index: Mapping, remedy: str = "") -> None:
     """Note if the trees of a data set, against which trees are scored, are control trees or a parser's."""
-    trees, parser = index.get("tree_source", "parsed"), index["parser_settings"]["name"]
+    trees, parser = index.get("tree_source", "parsed"), index.get("parser_settings", {}).get("name", "given")
     if trees not in PARSER_TREES:
         warn(f"note: the gold trees are {trees} trees, because {data} has those{remedy}")
     elif parser != "given":

@@ -28,7 +28,7 @@ from treenet.tasks.tables import Score
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.stages.inputs import OF_OTHER_LINES
+from treeproc.shards.store import OF_OTHER_LINES
 
 if TYPE_CHECKING:
     from treenet.evaluation.evaluate import References

@@ -39,6 +39,8 @@ TOKENIZER_FILE = "vocab/tokenizer.json"
 PIECES_FILES = ("vocab/pieces.model", "vocab/pieces.tgt.model", TOKENIZER_FILE)
 # Share of the lines of a split that may keep their own shape in a control of other shapes. Studies refuse more.
 MOST_KEPT_SHAPES = 0.05
+# Values of tree.tree_source with which the tree of a line follows from other lines, too.
+OF_OTHER_LINES = ("shuffled", "other_shape")
 
 
 class _TrainFile(BaseModel):

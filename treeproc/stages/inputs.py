@@ -26,6 +26,7 @@ from treeproc.readers.labelled import LabelledConfig, find_classes
 from treeproc.readers.line_forms import Normalization
 from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.shards.schema import FULL_TEXT_SCHEMA
+from treeproc.shards.store import OF_OTHER_LINES
 from treeproc.stages.sentences import cut_sentences
 from treeproc.trees.controls import ControlTree
 from treeproc.trees.dependency_trees import PhraseLabels, PhraseShape
@@ -243,7 +244,6 @@ def write_cached_counts(folder: AnyPath, stamps: str | None, known: InputCounts)
         atomic_write(folder / NOTE, json_bytes({"stamps": stamps, **asdict(known)}, _Form))
 
 
-OF_OTHER_LINES = ("shuffled", "other_shape")  # the tree of a line follows from other lines, too
 OfConstituents = Literal["parsed", "shuffled", "unlabelled", "permuted_labels", "other_shape"]
 TreeSource = Literal[OfConstituents, "dependencies", ControlTree, "flat_tags"]
 

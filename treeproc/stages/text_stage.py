@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path, PurePath
 
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, remove_leftovers
-from treeproc.common.messages import Progress
+from treeproc.common.messages import Progress, warn
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError, differences
 from treeproc.common.storage import AnyPath
@@ -197,10 +197,10 @@ def _say_folders(config: PreprocessConfig) -> None:
             logger.info("%s: %s files of %s: %s", split, f"{len(names):,}", folder, shown)
             if len(suffixes) > 1:
                 kinds = ", ".join(f"{count:,} {suffix or 'without a suffix'}" for suffix, count in suffixes.most_common(_SHOWN))
-                logger.warning(
-                    "note: %s: the job reads all files of %s, and they have several suffixes (%s); give the files themselves to "
-                    "read only some", split, folder, kinds
-                )  # fmt: skip
+                warn(
+                    f"note: {split}: the job reads all files of {folder}, and they have several suffixes ({kinds}); give the "
+                    "files themselves to read only some"
+                )
 
 
 def _remove_others(folder: AnyPath, records: list[ShardRecord]) -> None:
