@@ -447,7 +447,7 @@ def test_probes_of_earlier_versions_get_their_controls(probed, tmp_path):
     assert json.loads((run / "probes.json").read_text()) == wanted
 
 
-def test_killed_at_any_probe_the_same_command_ends_in_the_same_bytes(folder, copied, monkeypatch):
+def test_killed_at_any_probe_the_same_command_ends_in_the_same_bytes(folder, copied, monkeypatch, capsys):
     settings = SMALL.model_copy(update={"tasks": ("length", "deprel")})
     expected = copied("plain")
     probe_run(expected, settings)
@@ -456,7 +456,7 @@ def test_killed_at_any_probe_the_same_command_ends_in_the_same_bytes(folder, cop
 
     def train(*args):
         calls.append(args)
-        if len(calls) in (2, 5):
+        if len(calls) in (2, 5, 10):
             raise KeyboardInterrupt
         return real(*args)
 
@@ -469,9 +469,18 @@ def test_killed_at_any_probe_the_same_command_ends_in_the_same_bytes(folder, cop
     assert (run / "probes.json").read_bytes() == (expected / "probes.json").read_bytes()
     probe_run(run, settings)
     assert len(calls) == 9  # nothing is trained again
-    probe_run(run, settings.model_copy(update={"seed": 2, "tasks": ("length",)}))
+    probe_run(run, settings.model_copy(update={"word_state": "mean", "tasks": ("length",)}))
+    assert len(calls) == 9 and "replaces" not in capsys.readouterr().err
+    kept = (run / "probes.json").read_bytes()
+    other = settings.model_copy(update={"seed": 2, "tasks": ("length",)})
+    with pytest.raises(KeyboardInterrupt):
+        probe_run(run, other)
+    assert (run / "probes.json").read_bytes() == kept  # until the first probe of the other seed
+    probe_run(run, other)
+    note = f"note: {run / 'probes.json'}, averaged: the first new probe replaces 7 results of other settings or data "
+    assert capsys.readouterr().err.count(f"{note}(settings.seed: 1 -> 2); copy the file to keep them\n") == 2
     entry = json.loads((run / "probes.json").read_text())["averaged"]
-    assert len(calls) == 12 and list(entry["tasks"]) == ["length"] and entry["settings"]["seed"] == 2
+    assert len(calls) == 13 and list(entry["tasks"]) == ["length"] and entry["settings"]["seed"] == 2
 
 
 def test_other_checkpoints_and_classifiers_have_entries_of_their_own(copied):

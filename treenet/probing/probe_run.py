@@ -25,7 +25,7 @@ from treenet.runs.result_entries import PROBES, add_entry, name_data
 from treenet.runs.result_provenance import origin
 from treeproc.common.messages import Progress, warn
 from treeproc.common.provenance import software
-from treeproc.common.settings import UserError
+from treeproc.common.settings import UserError, differences
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLITS
 from treeproc.shards.shard import check_hashes
@@ -143,7 +143,7 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
     """Add the entry NAME to `probes.json` of a run folder, and a figure if there are several layers.
 
     Returns NAME, that of the checkpoint, and the entry. Every probe is written as soon as it is trained. An existing probe of the
-    same model, data and settings is not trained again.
+    same model, data and settings is not trained again. The first probe of others replaces all existing ones of NAME.
 
     Raises UserError if the folder is not a run, if run and data do not fit, or if the data set has no parsed trees. It also does
     so if the settings ask for something that the model or the data set lacks.
@@ -180,7 +180,10 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
     made_by = [entry["software"], *entry.get("continued_with", [])]
     if cells and (now := software()) not in made_by:
         entry["continued_with"] = [*made_by[1:], now]
-    write()
+    if replaced := _describe_replaced(old, entry):
+        warn(f"note: {folder / PROBES}, {name}: the first new probe replaces {replaced}; copy the file to keep them")
+    if not (replaced and cells):  # otherwise a stop before the first probe would lose the old ones
+        write()
     for states in (TRAINED, UNTRAINED):
         todo = [cell for cell in cells if (cell.states == UNTRAINED) == (states == UNTRAINED)]
         if not todo:
@@ -267,6 +270,16 @@ def _start_entry(trained: LoadedModel, settings: ProbeSettings) -> dict:
 def _are_alike(before: Mapping, entry: Mapping) -> bool:
     """Return whether two entries are of the same model, data and settings."""
     return all(before.get(key) == entry.get(key) for key in (before.keys() | entry.keys()) - _MAY_DIFFER)
+
+
+def _describe_replaced(before: Mapping, entry: Mapping) -> str:
+    """Return the number of results that an entry takes the place of, and why; empty if there are none."""
+    count = sum(len(facts["results"]) for facts in before.get("tasks", {}).values())
+    if not count or _are_alike(before, entry):
+        return ""
+    changed = [line for key in ("settings", "data") for line in differences(before.get(key), entry.get(key), key)]
+    why = f"other settings or data ({'; '.join(changed)})" if changed else "earlier weights"
+    return f"{count:,} result{'s' if count > 1 else ''} of {why}"
 
 
 def _join(before: dict, entry: dict) -> dict:

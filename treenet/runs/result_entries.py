@@ -161,16 +161,16 @@ def read_entries(path: AnyPath) -> dict[str, dict]:
     return read_json(path, RESULTS_HINT, FORMS[path.name]) if path.exists() else {}
 
 
-def add_entry(path: Path, name: str, entry: dict, join: Callable[[dict, dict], dict] = lambda before, entry: entry) -> None:
+def add_entry(path: Path, name: str, entry: dict, join: Callable[[dict, dict], dict] | None = None) -> None:
     """Write an entry of scores.json or probes.json. Commands that work on one run at a time keep each other's entries.
 
-    `join` gets the entry that is there, empty if there is none, and the new one; it returns the one to write. It prints a note if
-    the entry replaces one of other settings or of other data with the same folder name.
+    `join` gets the entry that is there, empty if there is none, and the new one; it returns the one to write. Without it, the new
+    one replaces the other, with a note if that is of other settings or of other data with the same folder name.
     """
     with file_lock(path.with_name(RESULTS_LOCK)):
         entries = read_entries(path)
         before = entries.get(name, {})
-        atomic_write(path, json_bytes({**entries, name: join(before, entry)}, FORMS[path.name]))
-    compared = [key for key in ("asked", "data") if key in before and key in entry]
+        atomic_write(path, json_bytes({**entries, name: join(before, entry) if join else entry}, FORMS[path.name]))
+    compared = [key for key in ("asked", "data") if key in before and key in entry and join is None]
     if changed := [line for key in compared for line in differences(before[key], entry[key], key)]:
         warn(f"note: {path}, {name}: this result replaces one of other settings or data ({'; '.join(changed)})")
