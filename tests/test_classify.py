@@ -222,6 +222,25 @@ def test_lines_that_begin_with_their_class_are_told(run, tmp_path):
         assert "begins with a class" not in classify(run, tmp_path, lines)[1]
 
 
+def test_tables_without_a_header_say_what_they_read(run, tmp_path):
+    table = tmp_path / "new.tsv"
+    for name, rows, told in (
+        ("labels first", [f"good\t{text}" for text in texts()], ""),
+        ("labels last", [f"{text}\tgood" for text in texts()], "row 1 with 'good'"),
+        ("numbers", [f"{text}\t{number}" for number, text in enumerate(texts())], "row 1 with '0'"),
+        ("texts", texts(), ""),
+        ("named", ["text\tlabel", *(f"{text}\tgood" for text in texts())], ""),
+    ):
+        table = tmp_path / f"{name}.tsv"
+        table.write_text("".join(f"{row}\n" for row in rows))
+        done = run_here("classify.py", "--out", run, f"input={table}")
+        assert done.returncode == 0 and len(done.stdout.splitlines()) == len(rows)
+        read = f"note: {table} has no header, so the command reads column 1 as the class, and column 2 as the text\n"
+        assert done.stderr.count(read) == (name not in ("texts", "named"))
+        doubt = f"the text is a class or a number: {len(texts())} of {len(texts())} texts, for example {told}"
+        assert (doubt in done.stderr) == bool(told) and ("write a header line that names them 'text'" in done.stderr) == bool(told)
+
+
 def test_the_same_command_continues(run, tmp_path, monkeypatch):
     whole, _ = classify(run, tmp_path, texts(), "lines_at_once=10")
     (tmp_path / "output").unlink()

@@ -468,6 +468,9 @@ def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tm
     main([*arguments, str(undisturbed)])
     printed = capsys.readouterr().out
     assert printed.count(": done\n") == 8 and printed.count(": new\n") == 4 and "tok:13a" in printed
+    with pytest.raises(UserError, match=r"holds cells with other settings \(.*label_smoothing: .* -> 0.3.*choose another --out"):
+        main([*arguments, str(undisturbed), "optimizer.label_smoothing=0.3"])
+    assert not capsys.readouterr().out  # no figures of other settings
     assert {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")} == before
     main([*arguments[:4], "grid.seeds=[1,2]", "grid.fractions=[0.08,0.3]", "--out", str(tmp_path / "none")])
     printed = capsys.readouterr().out

@@ -17,7 +17,7 @@ from toyruns import TINY_RUN
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.sampled import SampledSource
-from treenet.tasks import base
+from treenet.tasks import base, classification
 from treenet.tasks.base import TASKS, build_task, check_fits, machine_memory, task_of, vocab_sizes
 from treenet.tasks.causal_lm import CausalSource
 from treenet.tasks.classification import has_both_sides
@@ -251,13 +251,16 @@ def test_a_neutral_class_has_classes_on_both_sides(labels):
     assert [[has_both_sides(neutral, count) for neutral in range(count)] for count in (1, 2, 3, 4)] == [
         [False], [False, False], [False, True, False], [False, True, True, False],
     ]  # fmt: skip
-    for neutral, told in ((None, ""), (1, ""), (0, "none is below it"), (2, "none is above it")):
+    for neutral, told in ((None, ""), (1, "0 against 2, without 1"), (0, "none is below it"), (2, "none is above it")):
         one = task(labels, f"classifier.neutral_class={json.dumps(neutral)}", model="tree_transformer")
         notes = one.notes({"num_classes": 3})
-        assert len(notes) == bool(told) and all("of the 3 classes" in note and told in note for note in notes)
+        assert len(notes) == bool(told) and all(told in note for note in notes)
+    one = task(labels, "classifier.neutral_class=3", model="tree_transformer")
+    [note] = one.notes({"num_classes": 5, "classes": list("12345")})
+    assert note == "classifier.neutral_class = 3: two classes are scored: 1, 2, 3 against 5, without 4"
 
 
-def test_what_a_person_is_told_of_a_task(toy, tmp_path):
+def test_what_a_person_is_told_of_a_task(toy, tmp_path, monkeypatch):
     line = {"nll": 1.23456, "perplexity": 3.456, "accuracy": 0.87654, "pearson": 0.123456, "mse": 1.5, "bleu": 12.345}
     nll, score = ("nll 1.235, perplexity 3.46", "1.235"), [("score", "evaluate", "")]
     of_lm = [("score", "score-lm", "")]
@@ -269,6 +272,14 @@ def test_what_a_person_is_told_of_a_task(toy, tmp_path):
         "masked_lm": (nll, of_lm, 1.23456, 2),
         "causal_lm": (nll, of_lm, 1.23456, 2),
     }
+    given = {"parser_settings": {"name": "given", "given_labels": "phrase"}, "tree_settings": {"tree_source": "dependencies"}}
+    for index, commands in (
+        ({"parser_settings": {"name": "given"}}, [("classify text", "classify", " input=FILE trees=FILE output=FILE")]),
+        (given, []),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(classification, "read_index", lambda folder, index=index: index)
+            assert task(toy).next_commands() == commands
     for name, one in all_tasks(toy).items():
         words, commands, criterion, sums = expected[name]
         assert (one.describe(line), one.describe_best(line)) == words

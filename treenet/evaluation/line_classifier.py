@@ -4,6 +4,7 @@ Shapes: B batch, P positions, C classes.
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from treeproc.online.raw_lines import EncodedLine, RawLineEncoder, TableRow
 
 BATCH_TOKENS = 8192
 _DIGITS = 6  # the last ones of float32 depend on the machine and on the batch
+_NUMBER = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)?")
 EMPTY = "is empty, so the model does not read it"
 ROOTLESS = "has several trees side by side, and so no single root"
 
@@ -213,8 +215,7 @@ class LineClassifier:
         found = classify_items(self._run, items, phrases=self._settings.phrases)
         rows = [line.row for line in lines if line.row is not None]
         notices = self._encoder.notices([line for _, line in numbered], first, "row" if rows else "line")
-        if not rows:
-            notices |= self._labels(numbered)
+        notices |= self._class_texts(numbered) if rows else self._labels(numbered)
 
         def write_row(number: int, _: EncodedLine, one: Classes | None) -> str:
             return self._row(rows[number - first - 1], one)
@@ -237,6 +238,21 @@ class LineClassifier:
         message = (
             f"begins with a class and a tab, which the model reads as text: {len(found):,} of {len(numbered):,} lines, for "
             f"example line {number:,} with {label.strip()!r}; {named}give the texts alone (cut -f2- FILE)"
+        )
+        return {"labels": message}
+
+    def _class_texts(self, numbered: Sequence[tuple[int, EncodedLine]]) -> dict[str, str]:
+        """Return a notice if half of the texts of rows, or more, are classes or numbers, as in a table of other columns."""
+        is_pair, columns = self._run.model.reads_pairs, " and ".join(map(repr, self._form.labelled.texts))
+        sides = [(number, line.source.split("\t") if is_pair else [line.source]) for number, line in numbered]
+        texts = [(number, text.strip()) for number, of_row in sides for text in of_row]
+        found = [(number, text) for number, text in texts if text in self._run.classes or _NUMBER.fullmatch(text)]
+        if not found or 2 * len(found) < len(texts):
+            return {}
+        number, text = found[0]
+        message = (
+            f"the text is a class or a number: {len(found):,} of {len(texts):,} texts, for example row {number:,} with "
+            f"{text!r}; if the texts are in other columns, write a header line that names them {columns}"
         )
         return {"labels": message}
 

@@ -131,7 +131,7 @@ class Ledger:
                 new = _entry_of(cell)
                 if old is None or not old.starts:
                     ledger.entries[cell.name] = new
-                elif old.status == FAILED and not last_step(cell.folder):
+                elif _may_change(cell, old):
                     ledger.entries[cell.name] = replace(
                         new, status=FAILED, starts=old.starts, seconds=old.seconds, error=old.error
                     )
@@ -144,6 +144,12 @@ class Ledger:
                     entry.status = INTERRUPTED  # its folder was removed or emptied
         ledger._starts = {name: entry.starts for name, entry in ledger.entries.items()}
         return ledger
+
+    def check(self, cells: Iterable[Cell]) -> None:
+        """Raise UserError as `open` does, and write nothing."""
+        for cell in cells:
+            if (old := self.entries.get(cell.name)) is not None and not _may_change(cell, old):
+                refuse_changes(self._path.parent, cell, old)
 
     def in_order(self, cells: Iterable[Cell]) -> list[Cell]:
         """Return the cells that are not done: interrupted ones first, failed ones last.
@@ -236,6 +242,11 @@ class Ledger:
     def _write(self) -> None:
         cells = {name: asdict(entry) for name, entry in self.entries.items()}
         atomic_write(self._path, json_bytes({"cells": cells}, _LedgerForm))
+
+
+def _may_change(cell: Cell, old: Entry) -> bool:
+    """Return whether nothing depends on the settings of an entry: no start, or a failure before the first checkpoint."""
+    return not old.starts or (old.status == FAILED and not last_step(cell.folder))
 
 
 def _entry_of(cell: Cell) -> Entry:

@@ -3,7 +3,7 @@
 import io
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -305,13 +305,19 @@ def _free_space(out: AnyPath) -> float:
     return shutil.disk_usage(next(folder for folder in (out, *out.parents) if folder.exists())).free
 
 
+def _own_cells(study: Study, recorded: Container[str]) -> list[Cell]:
+    """Return the cells that need this folder: those without a record, and those whose scores are in it."""
+    return [cell for cell in study.cells if cell.name not in recorded or _is_scored(cell.folder)]
+
+
 def show_study(study: Study) -> str:
     """Return the state of every cell, one per line, the disk that they need, and the table so far.
 
-    Raises UserError as `_check_cells`.
+    Raises UserError as `_check_cells`, and for started cells with other settings.
     """
     needed, free = _check_cells(study), _free_space(study.out)
     ledger, recorded = Ledger.read(study.out), study.recording.find_done(study.cells)
+    ledger.check(_own_cells(study, recorded))
     notes = _check_with_done(study, ledger)
 
     def state(name: str) -> str:
@@ -344,7 +350,7 @@ def run_study(study: Study) -> None:
     mark_folder(out, study.form.kind)
     with locked(out, shared=not need_ray(study.cells)):
         recorded = recording.find_done(study.cells)
-        cells = [cell for cell in study.cells if cell.name not in recorded or _is_scored(cell.folder)]
+        cells = _own_cells(study, recorded)
         ledger = Ledger.open(out, cells)
         for line in _check_with_done(study, ledger):
             warn(line)

@@ -20,7 +20,7 @@ from treenet.tasks.class_scores import class_scores
 from treenet.tasks.learning import LEARNING, facts_of_classes
 from treenet.tasks.losses import LossSums, label_smoothed_nll, r_drop_loss, take_counted
 from treeproc.common.settings import UserError
-from treeproc.shards.store import read_index
+from treeproc.shards.store import class_names, read_index
 
 _DEFAULT = ClassifierConfig()
 
@@ -63,8 +63,13 @@ class Classification(PredictionTask[LabelledBatch]):
 
     def notes(self, index: Mapping) -> list[str]:
         neutral, num_classes = self.neutral_class, index["num_classes"]
-        if neutral is None or has_both_sides(neutral, num_classes):
+        if neutral is None:
             return super().notes(index)
+        if has_both_sides(neutral, num_classes):
+            names = class_names(index)
+            below, above = (_some(side) for side in (names[:neutral], names[neutral + 1 :]))
+            two = f"classifier.neutral_class = {neutral}: two classes are scored: {below} against {above}, without {names[neutral]}"
+            return [*super().notes(index), two]
         return [
             *super().notes(index),
             f"classifier.neutral_class = {neutral}: of the {num_classes} classes of {self.config.data}, none is "
@@ -144,7 +149,13 @@ class Classification(PredictionTask[LabelledBatch]):
         return f"{line['accuracy']:.2%}"
 
     def next_commands(self) -> list[tuple[str, str, str]]:
-        return [("classify text", "classify", " input=FILE output=FILE")]
+        index = read_index(self.config.data / "encoded")
+        parser, tree = index.get("parser_settings", {}), index.get("tree_settings", {})
+        if parser.get("name") != "given":
+            return [("classify text", "classify", " input=FILE output=FILE")]
+        if tree.get("tree_source") == "dependencies" and parser.get("given_labels") != "parsed":
+            return []  # lines get no arcs
+        return [("classify text", "classify", " input=FILE trees=FILE output=FILE")]
 
 
 def count_right(batch: LabelledBatch, output: ClassLogits, neutral: int | None) -> list[Tensor]:
@@ -165,6 +176,11 @@ def count_right(batch: LabelledBatch, output: ClassLogits, neutral: int | None) 
         return counts + [torch.zeros_like(counts[0])] * 2
     counted = batch.position_labels != NO_CLASS
     return [*counts, counted.sum(), (counted & (output.positions.argmax(-1) == batch.position_labels)).sum()]
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return names of classes, of many the first and the last."""
+    return ", ".join(names if len(names) <= 5 else [*names[:2], "...", names[-1]])
 
 
 def has_both_sides(neutral: int, num_classes: int) -> bool:

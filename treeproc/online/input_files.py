@@ -5,11 +5,13 @@ Also the names of the files that the commands write.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import IO
 
 from treeproc.common.errors import quoted
 from treeproc.common.files import read_text
 from treeproc.common.folder_kinds import CONFIG
+from treeproc.common.messages import warn
 from treeproc.common.named_output import is_stream
 from treeproc.common.settings import UserError, build_settings, read_yaml
 from treeproc.common.storage import AnyPath
@@ -164,6 +166,14 @@ def _texts(path: AnyPath, form: InputForm) -> Iterator[dict]:
         yield {"text": line}
 
 
+@cache
+def _note_columns(path: AnyPath, columns: int, texts: int) -> None:
+    """Say once which columns of a table without a header are read, if it has more than the texts."""
+    if columns == texts + 1:
+        read = f"column {columns} as the text" if texts == 1 else f"columns {columns - 1} and {columns} as the texts"
+        warn(f"note: {path} has no header, so the command reads column 1 as the class, and {read}")
+
+
 def _rows(path: AnyPath, form: InputForm) -> Iterator[dict]:
     """Read the rows of a table, with their texts or trees."""
     refuse_pipes([path])
@@ -172,6 +182,8 @@ def _rows(path: AnyPath, form: InputForm) -> Iterator[dict]:
         if taken := [name for name in ADDED if name in record.names]:
             raise UserError(f"{path} has the column {quoted(taken[0])}, which the output would have twice; rename it")
         row = TableRow(table_form(path.name), record.row, record.header if count == 1 else "")
+        if count == 1 and not record.names:
+            _note_columns(path, record.row.count("\t") + 1, len(texts))
         yield {"trees" if columns.brackets else "text": "\n".join(texts).encode(), "row": row}
     if not count:
         raise UserError(f"{path} has no row, but must have one for each text")
