@@ -229,7 +229,7 @@ HEALTHY = "".join(f"{['yes', 'no', 'maybe'][n % 3]}\tThe text number {n}.\n" for
         ),
         (
             "mood\treview\n" + HEALTHY + "mood\treview\n" + HEALTHY,
-            "has the class 'mood', as only 2 of 62 have; if it is a header",
+            "has the class 'mood', which only 2 of 62 examples have; if it is a header",
         ),
     ],
 )

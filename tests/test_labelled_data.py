@@ -15,7 +15,7 @@ from treenet.data.labelled import LabelledSource
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
-from treeproc.readers.labelled import LabelledConfig, read_new_records
+from treeproc.readers.labelled import LabelledConfig, read_labelled, read_new_records
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
@@ -167,7 +167,20 @@ def test_a_translation_model_refuses_it(data, tmp_path):
 def test_a_header_that_names_the_text_otherwise_is_no_new_text(tmp_path):
     path = tmp_path / "new.tsv"
     path.write_text("label\tsentence\npos\ta good film\n")
-    with pytest.raises(UserError, match=r"new.tsv, line 1: must be a header with the columns text, .* 'text' is missing"):
+    with pytest.raises(UserError, match=r"new.tsv, line 1: must be a header with the column text, .* 'text' is missing"):
         list(read_new_records(path, LabelledConfig()))
+    for name, content, message in (
+        (
+            "a.csv",
+            "pos,a good film\n",
+            r"the columns label and text, .* set labelled.label, or rename its column, or add a header line$",
+        ),
+        ("b.csv", "label,sentence\nx,y\n", r"the columns label and text, .* set labelled.text, or rename its column$"),
+        ("c.jsonl", '{"label": 2.0, "text": "a"}\n', r"line 1: the label must be a string or a whole number, but is '2.0'$"),
+        ("d.jsonl", '{"label": true, "text": "a"}\n', r"line 1: the label must be a string or a whole number, but is 'true'$"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=message):
+            list(read_labelled([tmp_path / name], LabelledConfig()))
     (row,) = read_new_records(path, LabelledConfig(text="sentence"))
     assert row[1] == ["a good film"]

@@ -191,7 +191,8 @@ def test_a_first_line_that_is_perhaps_a_header(tmp_path, capsys):
     with messages_shown():
         assert find_classes(files, LabelledConfig()) == ["mood", "x", "y"]
     message = (
-        "/a: the first example has the class 'mood', as only 2 of 8 have; if it is a header, set labelled.label and labelled.text"
+        "/a: the first example has the class 'mood', which only 2 of 8 examples have; if it is a header, set "
+        "labelled.label and labelled.text"
     )
     assert message in capsys.readouterr().err
     with messages_shown():
@@ -209,7 +210,7 @@ def test_classes_of_pairs_are_counted_by_pair(tmp_path, capsys):
     with messages_shown():
         assert find_classes([tmp_path / "a"], columns) == ["gold", "n", "y"]
     message = (
-        "/a: the first example has the class 'gold', as only 1 of 21 have; if it is a header, set labelled.label and "
+        "/a: the first example has the class 'gold', which only 1 of 21 examples has; if it is a header, set labelled.label and "
         "labelled.text and labelled.second_text to its names"
     )
     assert message in capsys.readouterr().err

@@ -382,6 +382,9 @@ def test_a_tree_model_is_probed_beside_its_baselines(probed):
     assert halves == {(name, values.get("±")) for name, _, _, values in rows} and len(halves) > 2
     lines = format_probes("averaged", entry).split("\n")
     assert len(lines) == 2 + len(rows) and lines[1].split()[-3:] == ["trained", "±", "control"]
+    assert entry["layers"] == 2 and " last " not in "".join(lines[2:])
+    of_one = format_probes("averaged", {**entry, "layers": 1}).split("\n")[2:]  # as those of a pretrained encoder
+    assert all(line.split().count("last") == 1 for line in of_one)
 
 
 def test_a_word_has_the_same_random_label_wherever_it_stands(folder):

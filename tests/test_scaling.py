@@ -41,7 +41,7 @@ from treenet.experiments.scaling_table import describe_slopes, draw, format_tabl
 from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.settings import ScalingConfig
 from treenet.experiments.study import make_study, run_study, show_study
-from treenet.experiments.study_grid import overlay, study_cells
+from treenet.experiments.study_grid import check_same_pieces, overlay, study_cells
 from treenet.extras.tuning.trials import TuningConfig
 from treenet.models.registry import ARCHITECTURES
 from treenet.report.report_inputs import read_report_inputs
@@ -221,8 +221,11 @@ def test_models_with_data_of_their_own_need_the_same_text_and_pieces(data, tmp_p
     with pytest.raises(UserError, match="differ in pieces"):
         study_cells(make_config(data, models=models), tmp_path)
     change(trees, text_fingerprint="another")
-    with pytest.raises(UserError, match="differ in text"):
+    with pytest.raises(UserError, match="differ in text, but"):
         study_cells(make_config(data, models=models), tmp_path)
+    one = {**read_index(data / "encoded"), "classes": ["good", "bad"]}
+    with pytest.raises(UserError, match=r"^b and a differ in text or classes \(bad, good and good, bad\), but"):
+        check_same_pieces({Path("a"): one, Path("b"): {**one, "classes": ["bad", "good"], "text_fingerprint": "other"}})
 
 
 def test_models_with_data_of_their_own_may_have_other_labels(tmp_path):

@@ -257,7 +257,7 @@ def test_a_neutral_class_has_classes_on_both_sides(labels):
         assert len(notes) == bool(told) and all(told in note for note in notes)
     one = task(labels, "classifier.neutral_class=3", model="tree_transformer")
     [note] = one.notes({"num_classes": 5, "classes": list("12345")})
-    assert note == "classifier.neutral_class = 3: two classes are scored: 1, 2, 3 against 5, without 4"
+    assert note == "classifier.neutral_class = 3: two classes: 1, 2, 3 against 5, without 4"
 
 
 def test_what_a_person_is_told_of_a_task(toy, tmp_path, monkeypatch):

@@ -99,6 +99,9 @@ def test_a_short_run_ends_with_the_checkpoints_that_it_has_and_says_so(data, tmp
     done = run_training(make_config(data, *SETTINGS, "max_steps=4"), tmp_path / "run")
     assert "averaged/model.safetensors, of the checkpoints at 4 (1 of the 2 asked for)" in describe_run(done)
     assert read_json(done.averaged / "meta.json")["averaged_asked"] == 2
+    fewer = describe_run(run_training(make_config(data, *SETTINGS, "max_steps=2"), done.run_dir)).splitlines()
+    assert " parameters, 4 updates" in fewer[0] and " of " not in fewer[0].partition(", in ")[0].partition("parameters")[2]
+    assert "  max_steps = 2 changes nothing, because the run already has 4 updates" in fewer
 
 
 def test_a_trained_model_without_its_checkpoints_is_not_replaced(data, tmp_path):

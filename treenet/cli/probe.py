@@ -8,9 +8,9 @@ RUN is the folder of a training run, of translation or of classification. Its da
 probes on sentences of train, chooses their penalty on valid, and scores them on test. It does so for the states of the trained
 model, for those of the untrained model, and for the embeddings of pieces.
 
-The command adds each result to RUN/probes.json at once. If earlier results there are of other settings (seed, train_sentences),
-other data or earlier weights, the first new result replaces them. After an interruption, the same command continues. If RUN is in an object
-store, results are uploaded at the end: after a kill, the command begins again. With layer=all, RUN/probes.<checkpoint>.png shows
+The command adds each result to RUN/probes.json at once. The first new result replaces earlier ones of other settings (seed,
+train_sentences), other data or earlier weights. After an interruption, the same command continues. If RUN is in an object store,
+results are uploaded at the end: after a kill, the command begins again. With layer=all, RUN/probes.<checkpoint>.png shows
 accuracy by layer.
 """
 

@@ -37,8 +37,8 @@ class ClassifierConfig(Settings):
         None,
         ge=0,
         description="also score two classes: all below and all above this one, by their summed probabilities. This score leaves "
-        "out examples of this class. It is a class's place from 0 in the order of the data set, not its name: 2 is the third, and "
-        "reads SST-5 as SST-2",
+        "out examples of this class. The number is its place from 0 in the order of the data set, not its name: 2 is the third "
+        "class, and reads SST-5 as SST-2",
     )
     pair_hidden: PositiveInt = Field(50, description="pairs of sentences: width of the layer that compares the two")
     pair_features: Literal["symmetric", "ordered"] | None = later_field(

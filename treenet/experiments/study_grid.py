@@ -81,6 +81,7 @@ def check_model_name(name: str, systems: Iterable[dict]) -> None:
 
 
 # Settings that are a mapping of patterns, of which the first that matches counts.
+_MOST_SHOWN = 5  # classes
 _PATTERNS = frozenset(name for name, field in TrainConfig.model_fields.items() if get_origin(field.annotation) is dict)
 
 
@@ -185,8 +186,11 @@ def check_same_pieces(indices: Mapping[AnyPath, Mapping]) -> None:
     """
     (first, index), *others = indices.items()
     for data, other in others:
+        # Examples have the numbers of their classes.
+        mine, theirs = ([*one.get("classes", ())][:_MOST_SHOWN] for one in (other, index))
+        text = f"text or classes ({', '.join(mine)} and {', '.join(theirs)})" if mine and theirs and mine != theirs else "text"
         for what, differ in (
-            ("text", other["text_fingerprint"] != index["text_fingerprint"]),
+            (text, other["text_fingerprint"] != index["text_fingerprint"]),
             ("pieces", pieces_fingerprint(other) != pieces_fingerprint(index)),
             ("side", side_of(other) != side_of(index)),
         ):

@@ -163,10 +163,8 @@ def describe_run(summary: RunSummary) -> str:
     config, facts = load_settings(TrainConfig, run_dir / "config.yaml"), read_facts(run_dir)
     task = build_task(config)
     frozen = f" ({facts['frozen']:,} of them frozen)" if "frozen" in facts else ""
-    out = [
-        f"run in {run_dir}: {config.model.name}, {summary.parameters:,} parameters{frozen}, "
-        f"{summary.step:,} of {config.max_steps:,} updates"
-    ]
+    of = f" of {config.max_steps:,}" if summary.step <= config.max_steps else ""
+    out = [f"run in {run_dir}: {config.model.name}, {summary.parameters:,} parameters{frozen}, {summary.step:,}{of} updates"]
     if train:
         rate = statistics.median(line["tokens_per_s"] for line in train)
         waited = sum(line["data_wait"] for line in train) / len(train)
@@ -174,6 +172,8 @@ def describe_run(summary: RunSummary) -> str:
         out.append(f"  speed: {rate:,.0f} {task.targets}/s (median), {waited:.1%} of the time waiting for data")
         if skipped := train[-1]["skipped"]:
             out.append(f"  skipped: {skipped:,} updates whose loss or gradient was not finite")
+    if not of:
+        out.append(f"  max_steps = {config.max_steps:,} changes nothing, because the run already has {summary.step:,} updates")
     if "init" in facts:
         out.append(f"  {describe_start(facts['init'])}")
     if best := best_validation(lines, task.criterion):

@@ -58,7 +58,8 @@ def format_probes(name: str, entry: dict) -> str:
     ]
     for task, layer, of, values in table_rows(entry):
         facts = entry["tasks"][task]
-        start = f"{task_name(task):18}{of:>7}{layer or '':>7}{len(facts['classes']):9d}{facts['examples']['test']:10,d}"
+        shown = "last" if layer and entry.get("layers") == 1 else layer or ""  # of a pretrained encoder, for example
+        start = f"{task_name(task):18}{of:>7}{shown:>7}{len(facts['classes']):9d}{facts['examples']['test']:10,d}"
         cells = "".join(f"{100 * values[title]:12.2f}" if title in values else f"{'':12}" for title in COLUMNS)
         lines.append(start + cells + ("" if layer else "  nothing to predict: one class, or a split without examples").rstrip())
     return "\n".join(lines)

@@ -68,7 +68,7 @@ class Classification(PredictionTask[LabelledBatch]):
         if has_both_sides(neutral, num_classes):
             names = class_names(index)
             below, above = (_some(side) for side in (names[:neutral], names[neutral + 1 :]))
-            two = f"classifier.neutral_class = {neutral}: two classes are scored: {below} against {above}, without {names[neutral]}"
+            two = f"classifier.neutral_class = {neutral}: two classes: {below} against {above}, without {names[neutral]}"
             return [*super().notes(index), two]
         return [
             *super().notes(index),

@@ -37,7 +37,6 @@ _DECIMAL = re.compile(r"[-+]?[0-9]{1,15}(?:\.[0-9]{0,15})?")
 _BETWEEN_CLASSES = re.compile(r"[,;|+]")
 _MANY = 10  # classes, from which on they may be texts
 
-
 TableForm = Literal["csv", "tsv", "jsonl"]
 
 
@@ -167,8 +166,9 @@ def find_classes(source: Sequence[AnyPath], columns: LabelledConfig) -> list[str
         )
     if may_lack_header and is_rare and not are_texts:
         warn(
-            f"warning: {source[0]}: the first example has the class {quoted(first[:_SHOWN])}, as only {count} of "
-            f"{examples:,} have; if it is a header, set {' and '.join(map(columns.setting_of, columns.wanted))} to its names"
+            f"warning: {source[0]}: the first example has the class {quoted(first[:_SHOWN])}, which only {count} of {examples:,} "
+            f"examples ha{'s' if count == 1 else 've'}; if it is a header, set "
+            f"{' and '.join(map(columns.setting_of, columns.wanted))} to its names"
         )
     _warn_of_names(names, source[0])
     if all(map(_NUMBER.fullmatch, names)):
@@ -267,12 +267,10 @@ def _of_table(
     needs_header: bool,
     between: str,
 ) -> Iterator[Record]:
-    """Yield the examples of the rows of a table. Without a header, its columns are the label and the texts.
-
-    Rows whose label is not wanted may lack it.
-    """
+    """Yield the examples of a table. Without a header, its columns are label and texts. Rows may lack an unwanted label."""
     wanted = columns.wanted if with_label else columns.texts
     width, expected = len(wanted), ", tab, ".join(wanted)
+    named = f"column{'s' * (len(wanted) > 1)} {' and '.join(wanted)}"
     places: Sequence[int] = range(len(wanted))
     header: list[str] | None = None
     header_row = ""
@@ -283,14 +281,15 @@ def _of_table(
         if row == 0 and (needs_header or any(column in fields for column in columns.wanted)):
             if len(fields) == 1 and any(mark in fields[0] for mark in ";\t"):
                 raise UserError(
-                    f"{where}: must be a header with the columns {' and '.join(wanted)}, separated by {between}, but is "
+                    f"{where}: must be a header with the {named}, separated by {between}, but is "
                     f"{quoted(fields[0][: 2 * _SHOWN])}; write {between} between the columns of all lines"
                 )
             if missing := [column for column in wanted if column not in fields]:
                 remedy = f"{f'set {columns.setting_of(missing[0])}, or ' if with_label else ''}rename its column"
+                remedy += ", or add a header line" * (len(missing) == len(wanted))
                 raise UserError(
-                    f"{where}: must be a header with the columns {' and '.join(wanted)}, separated by {between}, but "
-                    f"{quoted(missing[0])} is missing: {quoted(', '.join(fields)[: 2 * _SHOWN])}; {remedy}"
+                    f"{where}: must be a header with the {named}, separated by {between}, but {quoted(missing[0])} is missing: "
+                    f"{quoted(', '.join(fields)[: 2 * _SHOWN])}; {remedy}"
                 )
             if twice := [column for column in wanted if fields.count(column) > 1]:
                 raise UserError(f"{where}: the header names the column {quoted(twice[0])} twice; rename one")
@@ -375,7 +374,7 @@ def _text_of(value: object, column: str, where: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):  # a label
         value = str(value)
     if not isinstance(value, str):
-        raise UserError(f"{where}: the {column} must be a string, but is {quoted(json.dumps(value)[:_SHOWN])}")
+        raise UserError(f"{where}: the {column} must be a string or a whole number, but is {quoted(json.dumps(value)[:_SHOWN])}")
     if _NO_TEXT.search(value):
         raise UserError(f"{where}: the {column} has a NUL byte or half of a character; remove it")
     return _LINE_ENDS.sub(" ", value.strip())

@@ -343,7 +343,8 @@ def check_reuse(
         ("tree", trees[0], trees[1]),
     ):
         if changed := differences(theirs, dict(own), name):
-            way_out = "leave these settings out, or install that parser"
+            way_out = "leave these settings out, and --config if its file has them"
+            way_out += ", or install that parser" if name == "parser" else ""
             if name == "parser" and own.get("treebank_words") and theirs.get("treebank_words") is None:
                 way_out = "give plain text, and leave tokenized out"  # the default of Moses tokens
             raise UserError(
