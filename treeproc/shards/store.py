@@ -312,7 +312,7 @@ def describe_agreement(index: Mapping) -> str:
 
 
 def keeps_most_shapes(index: Mapping) -> bool:
-    """Return whether most lines with trees of other sentences have trees of the shape of their own ones."""
+    """Return whether most trees of other sentences have the shape of the line's own tree."""
     same, lines = (sum(total.get(name, 0) for total in index["totals"].values()) for name in ("own_shapes", "compared_lines"))
     return index.get("tree_source") == "shuffled" and 2 * same > lines
 
