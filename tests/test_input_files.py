@@ -88,16 +88,25 @@ def test_a_tree_over_several_lines_is_refused_where_a_tree_is_a_line(tmp_path):
     said = r"trees, line 3: expected one tree a line, but found a tree that ends in line 4; write each tree, .* on one line$"
     with pytest.raises(UserError, match=said):
         list(read_raw_lines(None, write(tmp_path, "trees", content), None))
-    for alone in ("(S (NN a)))\n(S (NN b))\n(S (NN c)\n", "(S (NN a)\n(S (NN b))\n", "(NN a) (NN b)\n"):
+    for alone in (
+        "(S (NN a)\n(S (NN b))\n(S (NN c)))\n",
+        "(S (NN a)))\n(S (NN b))\n(S (NN c)\n",
+        "(S (NN a)\n(S (NN b))\n",
+        "(NN a) (NN b)\n",
+    ):
         assert len(list(read_raw_lines(None, write(tmp_path, "trees", alone), None))) == alone.count("\n")
 
 
 def test_trees_as_lines_of_text_are_told_where_they_belong(tmp_path, caplog):
     content = "(S (NP (DT The) (NN man)) (VP (VBD saw)))\n(S (NP (NN A)) (VP (VBZ b)))\n"
     for number, (form, remedy) in enumerate(
-        (("brackets", "give the trees as trees=FILE"), ("parallel", "write its text to a file"))
+        (
+            (InputForm("brackets"), "give the trees as trees=FILE"),
+            (InputForm("labelled", LabelledConfig(brackets=True)), "give the trees as trees=FILE"),
+            (InputForm("parallel"), "write its text to a file"),
+        )
     ):
-        list(read_raw_lines(write(tmp_path, f"{number}.mrg", content), None, None, InputForm(form)))
+        list(read_raw_lines(write(tmp_path, f"{number}.mrg", content), None, None, form))
         assert f"{number}.mrg looks like trees in brackets" in caplog.text and remedy in caplog.text.splitlines()[-1]
 
 

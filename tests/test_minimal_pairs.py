@@ -398,7 +398,7 @@ def test_trees_of_a_pair_are_drawn_alike(data, tmp_path):
     mixed = [*pairs, MinimalPair("a:1", ("ba", "be"))]
     with pytest.raises(UserError, match="some files have trees and others have none"):
         next(encode_pairs(mixed, random, reads_trees=True))
-    with pytest.raises(UserError, match="give trees for these lines as well"):
+    with pytest.raises(UserError, match="give the pairs as trees in brackets, or"):
         next(encode_pairs(mixed[-1:], random, reads_trees=True))
 
 

@@ -109,8 +109,8 @@ REFUSED: dict[Read, dict[str | bytes | tuple[str, str | bytes], str]] = {
         ("a.jsonl", '{"label": "x", "sentence": "a"}\n'): (
             "line 1: the object has no key .text., but .label, sent.*set labelled.text"
         ),
-        ("a.jsonl", '{"label": null, "text": "a"}\n'): "line 1: the label must be a string, but is .null",
-        ("a.jsonl", '{"label": true, "text": "a"}\n'): "line 1: the label must be a string, but is .true",
+        ("a.jsonl", '{"label": null, "text": "a"}\n'): "line 1: the label must be a string or a whole number, but is .null",
+        ("a.jsonl", '{"label": true, "text": "a"}\n'): "line 1: the label must be a string or a whole number, but is .true",
         ("a.jsonl", '{"label": "x", "text": ["a"]}\n'): "line 1: the text must be a string",
         ("a.jsonl", '{"label": "x", "text": "a\\u0000"}\n'): "line 1: the text has a NUL byte",
         ("a.jsonl", '{"label": "x", "text": "\\ud800"}\n'): "line 1: the text has .*half of a character",
@@ -138,7 +138,7 @@ REFUSED: dict[Read, dict[str | bytes | tuple[str, str | bytes], str]] = {
     },
     lambda path: list(read_raw_lines(path, None, None, InputForm("labelled"))): {
         ("a.csv", "id,sentence\n1,a\n"): (
-            "line 1: must be a header with the columns text, .*'text' is missing: .*; rename its column"
+            "line 1: must be a header with the column text, .*'text' is missing: .*; rename its column"
         ),
         ("a.csv", "text,id\na\n"): "line 2: expected 2 columns",
         ("a.csv", "text,id\n\n"): "line 2: the line is empty",

@@ -222,7 +222,8 @@ def score_input(run: Path, given: AnyPath, settings: EvaluateSettings) -> str:
         try:
             index = preprocess(load_settings(PreprocessConfig, None, vocab_from=data, splits=splits, workers=0), made)
         except UserError as error:  # columns have no settings here
-            raise UserError(re.sub(r"set labelled\.\w+(, or rename its column)?$", "rename it in the file", str(error))) from None
+            settings_of_columns = r"set labelled\.\w+(?:, or rename its column)?(, or add a header line)?$"
+            raise UserError(re.sub(settings_of_columns, r"rename it in the file\1", str(error))) from None
         _, _, scores = classify_split(run, chosen.model_copy(update={"data": made}))
     if said := describe_dropped(index, chosen.split):
         warn(f"note: {said}; the scores are those of the others")

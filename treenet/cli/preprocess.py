@@ -5,6 +5,7 @@ import argparse
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treeproc.common.command_line import ArgumentParser, build_arg_parser, command
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
+from treeproc.stages.config import read_written_settings
 from treeproc.stages.dry_run import dry_run
 from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_splits
@@ -26,7 +27,7 @@ def main(args: argparse.Namespace) -> None:
     splits = {"splits": sample_splits()} if args.sample else {}
     config = load_settings(PreprocessConfig, path, args.overrides, **splits)
     if args.dry_run:
-        print(dry_run(config))
+        print(dry_run(config, read_written_settings(args.out.absolute()) if args.out else None))
         return
     refuse_relative_in_job({"--out": args.out})
     print(summary(preprocess(config, args.out.absolute()), args.out))

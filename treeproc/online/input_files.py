@@ -16,7 +16,7 @@ from treeproc.common.named_output import is_stream
 from treeproc.common.settings import UserError, build_settings, read_yaml
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, TableRow, decode_all
-from treeproc.readers import FORMATS
+from treeproc.readers import FORMATS, find_format
 from treeproc.readers.labelled import LabelledConfig, TableForm, form_of_line, read_new_records, refuse_table, table_form
 from treeproc.readers.numbered_lines import Reading, has_markup, pair_up, read_byte_lines, refuse_pipes
 from treeproc.readers.packed_files import is_packed, plain_name
@@ -138,6 +138,8 @@ def _trees(path: AnyPath) -> Iterator[dict]:
     first = 0  # a line whose tree is not closed
     for number, line in enumerate(read_byte_lines(path), start=1):
         depth = line.count(b"(") - line.count(b")")
+        if line.strip() and not line[:1].isspace() and not line.startswith(b")"):
+            first = 0  # another tree begins, so the open one was damaged alone
         if depth < 0 and first:
             raise UserError(
                 f"{path}, line {first}: expected one tree a line, but found a tree that ends in line {number}; write each tree, "
@@ -152,7 +154,7 @@ def _texts(path: AnyPath, form: InputForm) -> Iterator[dict]:
     if (read_side := FORMATS[form.format].read_side) is not None and has_markup(path):
         yield from ({"text": line.encode()} for line in read_side([path]))
         return
-    reading: Reading = "texts_of_trees" if FORMATS[form.format].gives_constituents else "texts"
+    reading: Reading = "texts_of_trees" if find_format(form.format, form.labelled).gives_constituents else "texts"
     for number, line in enumerate(read_byte_lines(path, reading)):
         found = form_of_line(decode_all(line), form.labelled) if number == 0 else None
         if found == "jsonl" or (found and form.format == "labelled"):

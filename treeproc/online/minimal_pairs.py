@@ -179,7 +179,12 @@ def encode_pairs(
         raise UserError("pairs.files: some files have trees and others have none; score them one after the other")
     remedy = "set trees=beam for a grammar, or data=DIR, a data set of the same text with the parser's trees"
     encoder = LineEncoder(
-        data, given_trees=bool(trees), reads_trees=reads_trees, words_only=words_only, instead_of_shuffled=remedy
+        data,
+        given_trees=bool(trees),
+        reads_trees=reads_trees,
+        words_only=words_only,
+        instead_of_shuffled=remedy,
+        instead_of_given="give the pairs as trees in brackets",
     )
     rows = convert_rows(iter(trees), "none", read_index(data / "encoded").get("normalization", "none"))
     sentences = [sentence for pair in pairs for sentence in pair.sentences]

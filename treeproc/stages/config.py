@@ -207,16 +207,19 @@ class PreprocessConfig(Settings):
     def with_given_trees(self, begun: Mapping) -> ParserConfig:
         """Return the parser of the source. Constituents of the input are taken unless another parser, or arcs, are set."""
         parser, tree = self.parser, self.tree
-        is_open = parser.model_fields_set <= {"dependencies", "language"} and not parser.dependencies
+        is_open = parser.model_fields_set <= _OPEN and not parser.dependencies
         if not (is_open and self.form.gives_constituents and tree.side == "source" and tree.tree_source != "dependencies"):
             return parser
-        return parser.model_copy(update={"name": (begun.get("parser") or {}).get("name", "given")})
+        before = begun.get("parser")
+        if isinstance(before, dict) and before.get("name") == parser.name:  # begun when a parser was the default
+            return parser
+        return parser.model_copy(update={"name": "given"})
 
     def _with_given_arcs(self, parser: ParserConfig, tree: TreeConfig, begun: Mapping) -> ParserConfig:
         """Return the `parser` of the source. For trees of arcs, those of the input are taken unless another parser is set."""
         if tree.tree_source != "dependencies" or tree.side != "source" or "arcs" not in self.form.columns:
             return parser
-        if parser.model_fields_set <= {"dependencies", "language"}:
+        if parser.model_fields_set <= _OPEN:
             parser = parser.model_copy(update={"name": (begun.get("parser") or {}).get("name", "given")})
         if parser.name == "given" and "dependencies" not in parser.model_fields_set:
             parser = parser.model_copy(update={"dependencies": True})
@@ -249,6 +252,7 @@ def _has_target(form: Format, splits: dict[str, SplitFiles]) -> bool:
 
 
 _PARSERS = ("parser", "target_parser")
+_OPEN = {"dependencies", "language", "device", "batch_words"}  # settings that choose no parser
 # Settings of the reading of files and of the parse, which the folder of the text and parsed stage knows; and of encoding.
 _OF_TEXT = ("format", "tokenized", "normalization", "labels", "labelled", *_PARSERS)
 _OF_ENCODING = ("subwords", "tree")

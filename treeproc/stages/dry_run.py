@@ -3,7 +3,7 @@
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from treeproc.common.messages import format_seconds, phase
@@ -18,9 +18,12 @@ from treeproc.stages.preprocess import PreprocessConfig, text_alone
 _PROBE_ROWS = 500
 
 
-def dry_run(config: PreprocessConfig) -> str:
-    """Filter all input into a temporary folder, parse a sample of it, and report. Raises UserError as the job would."""
-    config = config.settled()
+def dry_run(config: PreprocessConfig, begun: Mapping | None = None) -> str:
+    """Filter all input into a temporary folder, parse a sample of it, and report.
+
+    `begun` has the settings of a data set that the job continues. Raises UserError as the job would.
+    """
+    config = config.settled(begun)
     with tempfile.TemporaryDirectory(prefix="tree-attention-") as name:
         folder = Path(name)
         config, parser, records = text_alone(config, folder)

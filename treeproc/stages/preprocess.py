@@ -197,7 +197,9 @@ def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
     for name in ("max_ratio", "target_script"):
         if config.form.target == "none" and getattr(config.filters, name) is not None:
             warn(f"note: filters.{name} has no effect: format {config.format} has one side")
-    if config.form.gives_constituents and config.tree.side == "source" and config.parser.name not in ("given", "words"):
+    could_take = config.form.gives_constituents and config.tree.side == "source" and config.tree.tree_source != "dependencies"
+    is_open = config.vocab_from is None and not config.parser.dependencies
+    if could_take and is_open and config.parser.name not in ("given", "words"):
         warn(
             f"note: parser.name is {config.parser.name}, so the job does not use the trees of the files; a new data set with "
             "parser.name=given does"

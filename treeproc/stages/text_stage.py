@@ -192,7 +192,8 @@ def _say_folders(config: PreprocessConfig) -> None:
                 names = [str(file.relative_to(folder)) for file in files_below(folder)]
             except UserError:
                 continue  # the reader says it
-            suffixes = Counter(PurePath(plain_name(name)).suffix for name in names)
+            endings = (PurePath(plain_name(name)).suffix for name in names)
+            suffixes = Counter("" if ending[1:].isdigit() else ending for ending in endings)  # part.001 has none
             shown = ", ".join([*names[:_SHOWN], *["..."] * (len(names) > _SHOWN)])
             logger.info("%s: %s files of %s: %s", split, f"{len(names):,}", folder, shown)
             if len(suffixes) > 1:
