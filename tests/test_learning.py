@@ -105,6 +105,7 @@ def test_a_language_model_that_learned_train_by_heart_is_overfitted():
     lines = [{"step": 1, "nll": 5.5}, {"step": 2, "nll": 1.0}, {"step": 3, "nll": None}, {"step": 4}]
     facts = {"unigram_nll": 5.0}
     assert facts_of_training(facts, lines, 2) == {"lowest_nll": 1.0} and not facts_of_training(facts, lines, 1)
+    assert not facts_of_training(facts, [{"step": 1, "nll": 4.6}], 2)  # as a model of frequencies has by chance
     assert not facts_of_training({}, lines, 2) and not facts_of_training(facts, [], 2)
     entry = {"num_examples": 30, "nll": 9.0, "learning": facts}
     assert why_unlearned(entry) and not why_overfitted(entry)

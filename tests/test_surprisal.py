@@ -90,15 +90,16 @@ def test_the_command_writes_words_and_ends(run, tmp_path):
     assert f"has {-math.log2(1 - entry['other_first_pieces']):.2f} bits too many; leave it out, or train longer" in done.stdout
     assert "note: 1 of 2 sentences have unknown pieces or bytes" in done.stdout and "several sentences" not in done.stderr
     several = write(tmp_path, "several.txt", "ba be.\nba be. Ba be bi. Bo.\n")
-    done = run_here("score_lm.py", "--out", run, f"surprisal={several}")
-    assert done.returncode == 0 and "1 of 2 lines, for example line 2: 'ba be. Ba be bi. Bo.'; each line is" in done.stderr
     index = run.parent / "data" / "text" / "index.json"
     known = read_json(index)
-    notices = {"lines": 100, "sentences": {"count": 6}}  # as of texts of several sentences a line
-    atomic_write(index, json_bytes(known | {"notices": {"train": {"source": known["notices"]["train"]["source"] | notices}}}))
-    done = run_here("score_lm.py", "--out", run, f"surprisal={several}")
+    said = "1 of 2 lines, for example line 2: 'ba be. Ba be bi. Bo.'; each line is"
+    # Of texts with one sentence a line, with several, and of texts without a parser, which are not looked at.
+    for notices, is_told in (({"sentences": {"count": 5}}, True), ({"sentences": {"count": 6}}, False), ({}, False)):
+        of_train = known["notices"]["train"]["source"] | notices | {"lines": 100}
+        atomic_write(index, json_bytes(known | {"notices": {"train": {"source": of_train}}}))
+        done = run_here("score_lm.py", "--out", run, f"surprisal={several}")
+        assert done.returncode == 0 and (said in done.stderr) == is_told
     atomic_write(index, json_bytes(known))
-    assert done.returncode == 0 and "several sentences" not in done.stderr
     done = run_here("score_lm.py", "--out", run, f"surprisal={write(tmp_path, 'a.csv', 'ba,be')}")
     assert done.returncode == 2 and "a.csv must have one text a line, but its name is that of a table (csv)" in done.stderr
     done = run_here("score_lm.py", "--out", run, f"surprisal={tmp_path / 'none'}")

@@ -252,7 +252,7 @@ class LineClassifier:
         number, text = found[0]
         message = (
             f"the text is a class or a number: {len(found):,} of {len(texts):,} texts, for example row {number:,} with "
-            f"{text!r}; if the texts are in other columns, write a header line that names them {columns}"
+            f"{text!r}; if the texts are in other columns, a header line, or the keys, must name those {columns}"
         )
         return {"labels": message}
 

@@ -133,6 +133,7 @@ class Recording:
             found[cell.name] = _planned(cell.name, cell.labels, cell.config.model_dump(mode="json"), cell.data_fingerprint, facts)
         for name, entry in ledger.entries.items():
             if entry.status == DONE and (out / "cells" / name / FACTS).exists():
+                check_labels(entry.labels, f"{out}: {name}", self.labels)
                 facts = read_facts(out / "cells" / name, HINT)
                 found[name] = _planned(name, entry.labels, entry.settings, entry.data_fingerprint, facts)
         return [*(found | self.kept()).values()]

@@ -216,7 +216,7 @@ class Study:
 
 
 def _count_examples(cells: Iterable[Cell]) -> dict[float, int]:
-    """Return the examples of each share below 1, of the first of its cells; only the lengths of the data are read."""
+    """Return the examples of each share below 1, of the first of its cells, from the lengths of the data."""
     found: dict[float, int] = {}
     for cell in cells:
         share = cell.labels.get("fraction", 1.0)
@@ -343,6 +343,7 @@ def run_study(study: Study) -> None:
             raise UserError(f"--records must be another folder than --out, but both are {out}")
         claim_folder(recording.folder, RECORDS, option="--records")
     needed, free = _check_cells(study), _free_space(out)
+    notes = _check_with_done(study, Ledger.read(out))
     if needed > free:
         warn(f"warning: the cells that are not done may take {show_size(needed)}, and {out} has {show_size(free)} free")
     for line in describe_pairing(study):
@@ -352,7 +353,7 @@ def run_study(study: Study) -> None:
         recorded = recording.find_done(study.cells)
         cells = _own_cells(study, recorded)
         ledger = Ledger.open(out, cells)
-        for line in _check_with_done(study, ledger):
+        for line in notes:
             warn(line)
         atomic_write(out / "config.yaml", dump_settings(study.config).encode())
         for cell in cells:

@@ -80,8 +80,8 @@ def check_model_name(name: str, systems: Iterable[dict]) -> None:
         )
 
 
-# Settings that are a mapping of patterns, of which the first that matches counts.
 _MOST_SHOWN = 5  # classes
+# Settings that are a mapping of patterns, of which the first that matches counts.
 _PATTERNS = frozenset(name for name, field in TrainConfig.model_fields.items() if get_origin(field.annotation) is dict)
 
 

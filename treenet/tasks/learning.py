@@ -23,6 +23,7 @@ Name = TypeVar("Name", bound=Hashable)
 LEARNING = "learning"  # of an entry of scores.json
 LOWEST_NLL = "lowest_nll"  # in training, of a language model that is overfitted
 _FEWEST = 20  # lines, right outputs that differ, or examples of other classes than the most frequent one
+_OVERFITTED = 0.9  # of a unigram model's nll: a lower one of some updates on train, which is noisy, shows more than frequencies
 _MOST_PIECE, _MOST_CLASS = 0.9, 0.99  # shares of one piece in translations, and of one class in predictions
 _MOST_LABEL = 0.9  # share of one class in the labels: with more, a model may rightly give it to nearly all
 _LEAST_DISTINCT = 0.01  # different outputs, as a share of different right ones
@@ -139,12 +140,12 @@ def _why_high(entry: Mapping, facts: Mapping) -> str:
 
 
 def facts_of_training(facts: Mapping[str, float], lines: Iterable[Mapping], last: float) -> dict[str, float]:
-    """Return the lowest nll of the training of a model, of its `lines` of metrics.jsonl, if a unigram model has a higher one.
+    """Return the lowest nll of the training of a model, of its `lines` of metrics.jsonl, if it is far below a unigram model's.
 
     Lines after the step `last` do not count.
     """
     found = [line["nll"] for line in lines if line["step"] <= last and line.get("nll") is not None]
-    return {LOWEST_NLL: min(found)} if found and min(found) < facts.get("unigram_nll", -math.inf) else {}
+    return {LOWEST_NLL: min(found)} if found and min(found) < _OVERFITTED * facts.get("unigram_nll", -math.inf) else {}
 
 
 def why_overfitted(entry: Mapping) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from treeproc.common.errors import quoted
 from treeproc.common.messages import warn
@@ -129,19 +129,19 @@ class _Quotes:
             self._first.setdefault(column, (number, sentence))
             self._quoted[column] &= doubled is not None
             if doubled:
-                self._refuse(column, number, sentence)
+                raise UserError(
+                    f"{self._name}, line {number}: expected a plain {column} between tabs, but found one quoted as in CSV: "
+                    f"{quoted(sentence[:_SHOWN])}; undo the quoting, or save the table with commas as a file in .csv"
+                )
 
     def check_all(self) -> None:
-        """Raise UserError if all sentences of a column stand in quotation marks."""
+        """Warn if all sentences of a column stand in quotation marks."""
         for column, (number, sentence) in self._first.items():
             if self._quoted[column]:
-                self._refuse(column, number, sentence)
-
-    def _refuse(self, column: str, number: int, sentence: str) -> NoReturn:
-        raise UserError(
-            f"{self._name}, line {number}: expected a plain {column} between tabs, but found one quoted as in CSV: "
-            f"{quoted(sentence[:_SHOWN])}; undo the quoting, or save the table with commas as a file in .csv"
-        )
+                warn(
+                    f"warning: {self._name}, line {number}: every {column} stands in quotation marks, which are scored as text: "
+                    f"{quoted(sentence[:_SHOWN])}; undo the quoting if it is that of CSV"
+                )
 
 
 def _tree_pairs(lines: Iterator[str], name: str) -> Iterator[MinimalPair]:

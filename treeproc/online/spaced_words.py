@@ -72,9 +72,9 @@ def encode_spaced(path: AnyPath, data: AnyPath) -> tuple[list[SpacedLine], list[
 
 
 def _say_sentences(path: AnyPath, lines: Sequence[tuple[int, str]], encoder: LineEncoder) -> None:
-    """Warn of lines with several sentences, unless the lines of train had them too."""
-    learned = encoder.learned or {}
-    if learned.get("sentences", {}).get("count", 0) > _SEVERAL * learned.get("lines", 1):
+    """Warn of lines with several sentences, unless those of train had them too, or the data set did not look for them."""
+    learned = encoder.learned
+    if learned is None or "sentences" not in learned or learned["sentences"]["count"] > _SEVERAL * learned["lines"]:
         return
     side = SideNotices(Wanted(("sentences",), tags=encoder.tags))
     side.add([line for _, line in lines], lambda place: lines[place][0])
