@@ -642,6 +642,7 @@ def test_records_of_other_pieces_are_of_two_studies(recorded, data, tmp_path):
     for command in (show_study, run_study):
         with pytest.raises(UserError, match="are of data sets of other pieces"):
             command(make_study(FORM, config, tmp_path / "study", recorded))
+    assert not (tmp_path / "study").exists()
 
 
 def test_a_record_is_small_and_says_what_its_cell_was(recorded, undisturbed, data):
