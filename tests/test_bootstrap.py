@@ -126,7 +126,7 @@ def test_the_error_of_seeds_is_that_of_means_of_samples():
     means = [np.mean([systems[seed, place] - baselines[seed, place] for seed in range(4)]) for place in range(21)]
     test = found.over_seeds
     assert test.difference == pytest.approx(means[0]) and test.seeds == 4
-    assert test.sentences_error == pytest.approx(np.std(means[1:]))
+    assert test.sentences_error == pytest.approx(np.std(means[1:]) * np.sqrt(8 / 7))  # samples of n vary less than new ones
     assert test.seeds_error == pytest.approx(np.std(systems[:, 0] - baselines[:, 0], ddof=1) / 2)
     assert found.weights_p_two_sided == pytest.approx(two_sided_p(np.array(means[1:]), means[0], 8))
 
@@ -138,7 +138,7 @@ def test_slopes_are_over_logarithms_of_sizes_and_share_samples():
     differences = sides[1] - sides[0]
     fits = np.array([[np.polyfit(np.log2(sizes[s]), differences[s, :, place], 1)[0] for place in range(11)] for s in range(3)])
     assert found.difference == pytest.approx(fits[:, 0].mean())
-    assert found.sentences_error == pytest.approx(fits[:, 1:].mean(0).std())
+    assert found.sentences_error == pytest.approx(fits[:, 1:].mean(0).std() * np.sqrt(50 / 49))
     assert found.seeds_error == pytest.approx(fits[:, 0].std(ddof=1) / math.sqrt(3))
 
 

@@ -279,6 +279,8 @@ def test_verdict_about_sizes():
 
     assert judge_sizes(rows(2.0, 1.0, 0.1))[0] and judge_sizes(rows(0.2, 3.0, 0.1))[0] and judge_sizes(rows(2.0))[0]
     assert "less than a tenth" in judge_sizes(rows(0.3, 0.1))[1]
+    hard = [replace(one, pairs=50, nll=nll) for one, nll in ((ROW, 33.0), (PLAIN, 35.3))]  # a larger gain, but not by a tenth
+    assert judge_sizes([*hard, *rows(2.0, 0.5)])[0]
     assert "does not fall to a half" in judge_sizes(rows(1.0, 2.0))[1] and not judge_sizes(rows(1.0, 2.0))[0]
     as_good = replace(PLAIN, system="other", trees=OTHER, nll=3.0, bound=None)
     found, text = judge_sizes([*rows(2.0, 0.1), as_good])

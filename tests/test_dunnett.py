@@ -60,9 +60,10 @@ def test_variance_over_sentences_widens_an_interval():
     values = {"base": [1.0, 2.0, 3.0], "a": [2.0, 3.0, 4.0]}
     narrow, wide = (compare_with_baseline(values, "base", {"a": variance})["a"] for variance in (0.0, 1.0))
     assert wide.interval[1] - wide.interval[0] > narrow.interval[1] - narrow.interval[0] and wide.seen > narrow.seen
-    half = (0.6 * 2.7764 + 0.4 * 1.96) * np.sqrt(2 / 3 + 4 / 9)
-    found = compare_with_baseline(values, "base", {"a": 4 / 9})["a"]
-    assert found.interval[1] - found.difference == pytest.approx(half, rel=1e-3)
+    for num_sentences, of_sentences in ((None, 1.96), (6, 2.5706)):
+        half = (0.6 * 2.7764 + 0.4 * of_sentences) * np.sqrt(2 / 3 + 4 / 9)
+        found = compare_with_baseline(values, "base", {"a": 4 / 9}, num_sentences=num_sentences)["a"]
+        assert found.interval[1] - found.difference == pytest.approx(half, rel=1e-3)
 
 
 def test_a_huge_difference_has_a_p():
@@ -73,6 +74,7 @@ def test_a_huge_difference_has_a_p():
 def test_too_few_runs_have_no_test():
     assert compare_with_baseline({"base": [1.0], "a": [2.0]}, "base", {"a": 0.0}) == {}
     assert compare_with_baseline({"base": [1.0, 2.0]}, "base", {}) == {}
+    assert compare_with_baseline({"base": [1.0, 2.0], "a": [2.0]}, "base", {"a": 0.1}, num_sentences=1) == {}
     assert probability_below(0.0, [3], 3, 4) == pytest.approx(0.0, abs=1e-12)
 
 

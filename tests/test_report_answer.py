@@ -2,17 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from treenet.evaluation.bootstrap import compare_seeds, sample_metric, sentence_statistics
+from treenet.evaluation.significance import EXPLORATORY
 from treenet.experiments.scaling_report import FORM
 from treenet.experiments.seeds_report import FORM as SEEDS_FORM
 from treenet.report import answer as answers
 from treenet.report import compare
 from treenet.report.answer import answer_runs, answer_study, group_systems
-from treenet.report.answer_sections import draw_answer
+from treenet.report.answer_sections import answer_section, draw_answer
 from treenet.report.compare import score_tables
 from treenet.report.report_inputs import ReportRun, ReportStudy
 from treenet.runs.result_provenance import ResultStatus
@@ -224,6 +226,10 @@ def test_a_study_answers_at_its_largest_share():
         "comparisons, p is 0.080: the difference may be chance. By the observed variance and without correction, as many seeds "
         "and sentences find a true difference of 1.23 with probability 0.8."
     )
+    test |= {"holm_p_value": None, "family": EXPLORATORY}  # of a share below the largest, whose cells are missing
+    report = SimpleNamespace(answers=[answer_study(ReportStudy("study", "study", FORM, report))])
+    [(_, columns, _, _)] = answer_section(report)["answers"]
+    assert next(column for column in columns if column.title == "p, Holm").cells == ["–", "exploratory"]
 
 
 def test_a_comparison_over_seeds_answers_in_its_unit():

@@ -193,7 +193,8 @@ def dunnett(study: str, share: float, baseline: str | None, level: float) -> lis
     grid = study_grid(same_size, baseline)
     sampled = zip(same_size, sample_scores(same_size, grid), strict=True)
     cells = ({"pairs": one["facts"]["examples"], **one["labels"], **scores} for one, scores in sampled)
-    return list(compare_sizes(Results.of(cells, "model"), grid.baseline, level))
+    sentences = same_size[0]["scores"][grid.split]["num_examples"]
+    return list(compare_sizes(Results.of(cells, "model"), grid.baseline, sentences, level))
 
 
 def unpaired(metric: str, row: Row, names: Sequence[str] = ("difference", "interval"), level: float = LEVEL) -> Figures:

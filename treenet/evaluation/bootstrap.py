@@ -22,6 +22,7 @@ from treenet.evaluation.significance import (
     compare_over_seeds,
     sample_counts,
     sample_weights,
+    sampled_variance,
     slopes,
     t_quantile,
 )
@@ -213,7 +214,7 @@ def compare_seeds(baselines: Sequence[np.ndarray], systems: Sequence[np.ndarray]
     """
     differences = np.stack(systems) - np.stack(baselines)  # [seeds, 1 + samples]
     sampled = differences[:, 1:].mean(0)
-    test = compare_over_seeds(differences[:, 0].tolist(), float(sampled.var()), num_sentences)
+    test = compare_over_seeds(differences[:, 0].tolist(), sampled_variance(sampled, num_sentences), num_sentences)
     return SeedComparison(test, two_sided_p(sampled, test.difference, num_sentences))
 
 
@@ -225,4 +226,4 @@ def compare_slopes(baselines: np.ndarray, systems: np.ndarray, sizes: np.ndarray
     """
     differences = np.moveaxis(systems - baselines, 1, 2)  # [seeds, 1 + samples, sizes]
     found = slopes(differences, np.log2(sizes)[:, None])
-    return compare_over_seeds(found[:, 0].tolist(), float(found[:, 1:].mean(0).var()), num_sentences)
+    return compare_over_seeds(found[:, 0].tolist(), sampled_variance(found[:, 1:].mean(0), num_sentences), num_sentences)

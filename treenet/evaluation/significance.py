@@ -144,7 +144,14 @@ def compare_correlations(baselines: np.ndarray, systems: np.ndarray, scores: np.
     """
     num_sentences, counts = len(scores), sample_weights(len(scores), samples)
     differences = correlate(systems, scores, counts) - correlate(baselines, scores, counts)  # [seeds, 1 + samples]
-    return compare_over_seeds(differences[:, 0].tolist(), float(differences[:, 1:].mean(0).var()), num_sentences)
+    return compare_over_seeds(
+        differences[:, 0].tolist(), sampled_variance(differences[:, 1:].mean(0), num_sentences), num_sentences
+    )
+
+
+def sampled_variance(samples: np.ndarray, num_sentences: int) -> float:
+    """Return the variance over new sentences, from values of bootstrap samples, which vary less: (n - 1) / n as much."""
+    return float(samples.var()) * num_sentences / max(1, num_sentences - 1)
 
 
 def correlate(predicted: np.ndarray, scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -223,22 +230,27 @@ class ArmTest:
 
 
 def compare_with_baseline(
-    values: Mapping[str, Sequence[float]], baseline: str, sentence_variances: Mapping[str, float], level: float = LEVEL
+    values: Mapping[str, Sequence[float]],
+    baseline: str,
+    sentence_variances: Mapping[str, float],
+    level: float = LEVEL,
+    num_sentences: int | None = None,
 ) -> dict[str, ArmTest]:
     """Compare every system of `values`, which have one value per seed, with the baseline, by intervals of this level.
 
-    `sentence_variances` has, of each system, the variance of the difference of means over new samples of sentences. It is added,
-    and the critical value is a mean weighted by both variances (Cochran and Cox, 1950), as in `compare_over_seeds`. Returns
-    nothing without a second system, or without a system of two seeds.
+    `sentence_variances` has, of each system, the variance of the difference of means over new samples of sentences, found from
+    `num_sentences`, or known. It is added, and the critical value is a mean weighted by both variances (Cochran and Cox, 1950),
+    as in `compare_over_seeds`. Returns nothing without a second system, a system of two seeds, or two sentences.
     """
     freedom = sum(len(one) - 1 for one in values.values())
     others = [name for name in values if name != baseline]
-    if baseline not in values or not others or freedom < 1:
+    if baseline not in values or not others or freedom < 1 or num_sentences == 1:
         return {}
     squares = sum(float(((np.array(one) - fmean(one)) ** 2).sum()) for one in values.values())
     variance = squares / freedom
     counts, count = tuple(len(values[name]) for name in others), len(values[baseline])
-    quantiles = [partial(critical_value, counts, count, degrees) for degrees in (freedom, None)]
+    of_sentences = None if num_sentences is None else num_sentences - 1
+    quantiles = [partial(critical_value, counts, count, degrees) for degrees in (freedom, of_sentences)]
     tests = {}
     for name in others:
         over_seeds = variance * (1 / len(values[name]) + 1 / count)

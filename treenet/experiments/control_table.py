@@ -151,7 +151,7 @@ def judge_sizes(rows: Sequence[Row]) -> tuple[bool, str]:
     gains = {row.pairs: others[row.pairs] - row.nll for row in rows if row.trees == RIGHT}
     shown = ", ".join(f"{size:,} pairs {gain:+.2f}" for size, gain in gains.items())
     best, largest = max(gains, key=lambda size: gains[size]), max(gains)
-    if gains[best] < _LEAST_GAIN * others[best]:
+    if all(gain < _LEAST_GAIN * others[size] for size, gain in gains.items()):
         return False, f"The control failed: right trees lower the nll of a sentence by less than a tenth at all sizes: {shown}."
     if len(gains) > 1 and gains[largest] > gains[best] / 2:
         return False, f"The control failed: the gain in nll does not fall to a half with more data: {shown}."

@@ -257,7 +257,7 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
         "cells": cells,
         "points": points,
         "slopes": slopes,
-        "pooled": list(compare_sizes(table, grid.baseline)),
+        "pooled": list(compare_sizes(table, grid.baseline, num_examples)),
         "unlike": find_unlike(records, pairs),
         "confounded": find_confounded(records, pairs, "model"),
         **({"unlike_sizes": unlike_sizes} if (unlike_sizes := find_unlike_sizes(records, "model")) else {}),

@@ -19,6 +19,7 @@ from treenet.evaluation.significance import (
     SeedTest,
     compare_with_baseline,
     p_columns,
+    sampled_variance,
     show_p_values,
 )
 from treenet.experiments.results import SAMPLED, Results
@@ -39,8 +40,8 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]], str]  # its head, its rows
 _TITLES = {**METRIC_TITLES, "nll": "nll a token"}
 
 
-def compare_sizes(table: Results, baseline: str, level: float = LEVEL) -> Iterator[dict]:
-    """Yield the tests of scaling.json, by size, metric and model, from the SAMPLED scores."""
+def compare_sizes(table: Results, baseline: str, num_sentences: int, level: float = LEVEL) -> Iterator[dict]:
+    """Yield the tests of scaling.json, by size, metric and model, from the SAMPLED scores of so many sentences."""
     for fraction, here in sorted(table.by("size").items()):
         pairs = fmean(row.value for row in here.where(metric="pairs"))
         for metric, of_metric in here.where(split=SAMPLED).by("metric").items():
@@ -48,9 +49,9 @@ def compare_sizes(table: Results, baseline: str, level: float = LEVEL) -> Iterat
             if baseline not in found:
                 continue
             means = {model: scores[:, 1:].mean(0) for model, scores in found.items()}
-            variances = {model: float((mean - means[baseline]).var()) for model, mean in means.items()}
+            variances = {model: sampled_variance(mean - means[baseline], num_sentences) for model, mean in means.items()}
             values = {model: scores[:, 0].tolist() for model, scores in found.items()}
-            for model, test in compare_with_baseline(values, baseline, variances, level).items():
+            for model, test in compare_with_baseline(values, baseline, variances, level, num_sentences).items():
                 yield {
                     "fraction": fraction,
                     "pairs": pairs,

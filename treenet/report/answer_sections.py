@@ -38,7 +38,7 @@ def _table(answer: Answer) -> tuple[list[Column], list[str], bool]:
     if len(against) > 1:
         columns.append(Column("from", [row.against or NONE for row in rows]))
     if tested := any(test and test.p_value is not None for test in tests):
-        p_values = [show_p_values(test)[test.holm_p_value is not None] if test else NONE for test in tests]
+        p_values = [show_p_values(test)[1] if test else NONE for test in tests]
         columns.append(Column("p, Holm", p_values, "n"))
     columns.append(numbers("seeds", [len(row.seeds) for row in rows]))
     if answer.metric != SECOND and any(row.chrf is not None for row in rows):
