@@ -273,7 +273,7 @@ def test_a_class_that_only_valid_has_and_damaged_names_are_told(tmp_path, caplog
         return caplog.text
 
     assert "train has no example of rare, but valid has" in (said := run("held", 3))
-    assert "1 of 3 names of train class (33.3%); for example train class line 3: 's&uuml;&szlig;'" in said
+    assert "1 of 3 names of train class (33.3%); for example train class name 3: 's&uuml;&szlig;'" in said
     assert "train has no example" not in run("other", 4)
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,9 @@ from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
 from treeproc.online.line_encoder import read_treebank
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
+from treeproc.parsers import ParserConfig
 from treeproc.readers import find_format
+from treeproc.readers.labelled import LabelledConfig
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages import filters
@@ -146,6 +149,22 @@ def test_given_words_are_not_told_to_be_tokens():
     assert notices.facts() == {"train": {"source": {"lines": 1, "decomposed": {"count": 0, "line": 0, "text": ""}}}}
 
 
+def test_hints_name_no_settings_that_another_data_set_gives():
+    as_there = "write the lines as those of data"
+    for lines, changes, remedy in (
+        ([*ENGLISH, *TOKENS], {}, as_there),
+        ([*ENGLISH, "Un cafe\u0301."], {}, as_there),
+        (["We read. The end. It was late."], {}, as_there),
+        (ENGLISH, {"tokenized": "moses"}, as_there),
+        (GERMAN, {}, "remove such lines"),
+    ):
+        facts, messages = notices_of({"train": lines}, **changes)
+        form = find_format("parallel", None)
+        assert len(messages) == 1 and not messages[0].endswith(remedy)
+        (said,) = notice_lines(facts, {"source": ParserConfig(name="shipped"), "target": None}, form, Path("data"))
+        assert said.endswith(f"; {remedy}")
+
+
 def test_another_language_than_the_parsers_is_told_with_its_share():
     facts, messages = notices_of({"train": [*ENGLISH * 3, GERMAN[0]], "test": GERMAN})
     assert facts["test"]["source"]["language"] == {
@@ -243,7 +262,12 @@ def test_letters_apart_from_their_marks_are_told_with_the_setting_that_joins_the
     expected = {"count": 1, "line": 4, "text": "Un cafe\u0301."}
     assert facts["train"]["source"]["decomposed"] == expected == facts["train"]["target"]["decomposed"]
     assert len(messages) == 1 and "1 of 5 lines of train source (20.0%)" in messages[0]
-    assert messages[0].endswith("normalization: nfc joins them")
+    assert messages[0].endswith("normalization: nfc joins them") and "train source line 4: " in messages[0]
+    of_header, of_pairs = LabelledConfig(), LabelledConfig(second_text="other")
+    for name, labelled, unit in (
+        ("text", None, "line"), ("labelled", of_header, "example"), ("labelled", of_pairs, "sentence"), ("conllu", None, "example")
+    ):  # fmt: skip
+        assert f"train source {unit} 4: " in notice_lines(facts, {}, find_format(name, labelled))[0]
     assert notices_of({"train": ["Un cafe\u0301."]}, parser={"name": "words"}, normalization="nfc")[1] == []
 
 
@@ -379,6 +403,9 @@ def test_composed_text_and_invisible_lines_of_a_data_set_and_of_raw_lines(compos
     assert preprocess(PreprocessConfig.model_validate(again), tmp_path / "again")["normalization"] == "nfc"
     new = {"splits": {"more": config.splits["test"]}, "vocab_from": data, "workers": 0}
     assert preprocess(PreprocessConfig.model_validate(new), tmp_path / "new")["normalization"] == "nfc"
+    caplog.clear()
+    preprocess(PreprocessConfig.model_validate(new | {"vocab_from": plain}), tmp_path / "of_plain")
+    assert f"write the lines as those of {plain}" in caplog.text and "nfc" not in caplog.text
     with pytest.raises(UserError, match="made with other settings .normalization: 'nfc' -> 'none'"):
         preprocess(PreprocessConfig.model_validate(new | {"normalization": "none"}), tmp_path / "other")
 

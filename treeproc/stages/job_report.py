@@ -295,19 +295,24 @@ _TOLD = {
     ),
 }  # fmt: skip
 _KINDS = (*_TOLD, "tokens", "language", "sentences", "placeholders", "leaks", "shifted")
+_OF_SETTINGS = ("attached", "decomposed", "sentences")  # kinds whose hint is a setting
 
 
-def say_notices(notices: dict, parsers: Mapping[str, ParserConfig | None], form: Format) -> None:
+def say_notices(notices: dict, parsers: Mapping[str, ParserConfig | None], form: Format, lender: AnyPath | None = None) -> None:
     """Log the lines of `notice_lines`."""
-    for line in notice_lines(notices, parsers, form):
+    for line in notice_lines(notices, parsers, form, lender):
         logger.warning("warning: %s", line)
 
 
-def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], form: Format) -> list[str]:
+def notice_lines(
+    notices: dict, parsers: Mapping[str, ParserConfig | None], form: Format, lender: AnyPath | None = None
+) -> list[str]:
     """Return the notices about a text, one line a kind: place and count, an example, a hint.
 
-    `notices` are those of the index of the text stage, `parsers` those of the sides.
+    `notices` are those of the index of the text stage, `parsers` those of the sides. The settings are those of the data set
+    `lender`, if there is one, and no hint names them.
     """
+    as_there = f"write the lines as those of {lender}" if lender else ""
     sides = [(split, side, facts) for split, by_side in notices.items() for side, facts in by_side.items()]
     found = {kind: [(split, side, facts) for split, side, facts in sides if is_noticed(kind, facts)] for kind in _KINDS}
     split_already = {side for side, parser in parsers.items() if parser and parser.split_sentences}
@@ -315,15 +320,16 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], form
     lines = []
 
     def add(kind: str, what: str, do: str = "") -> None:
+        do = as_there if as_there and kind in _OF_SETTINGS else do
         if found[kind]:
-            lines.append("; ".join([f"{what}: {_where(kind, found[kind])}", _example(kind, found), *([do] if do else [])]))
+            lines.append("; ".join([f"{what}: {_where(kind, found[kind])}", _example(kind, found, form), *([do] if do else [])]))
 
     if found["tokens"]:
         escapes = f"; escapes such as &apos; or @-@: {_where('escapes', found['escapes'], 2)}" if found["escapes"] else ""
-        do = "set tokenized: moses" if not form.columns else "undo the tokens in the files"
+        do = (as_there or "set tokenized: moses") if not form.columns else "undo the tokens in the files"
         lines.append(
             "looks tokenised, but tokenized is none: blanks before punctuation: "
-            f"{_where('tokens', found['tokens'], 2)}{escapes}; {_example('escapes' if escapes else 'tokens', found)}; {do}"
+            f"{_where('tokens', found['tokens'], 2)}{escapes}; {_example('escapes' if escapes else 'tokens', found, form)}; {do}"
         )
     else:
         add("escapes", *_TOLD["escapes"])
@@ -334,16 +340,16 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], form
         ones = [one for one in found["shifted"] if one[2]["shifted"]["by"] == by]
         lines.append(
             f"source and target seem shifted: the target of a source stands {abs(by)} {'line' if abs(by) == 1 else 'lines'} "
-            f"{'before' if by < 0 else 'after'} it: {_where('shifted', ones)}; {_example('shifted', {'shifted': ones})}; look "
-            "for a line that one file lacks"
+            f"{'before' if by < 0 else 'after'} it: {_where('shifted', ones)}; {_example('shifted', {'shifted': ones}, form)}; "
+            "look for a line that one file lacks"
         )
     for code in dict.fromkeys(facts["language"]["seems"] for *_, facts in found["language"]):
         ones = [one for one in found["language"] if one[2]["language"]["seems"] == code]
         language = (parser := parsers[ones[0][1]]) and parser.language
         lines.append(
             f"seems to be in another language ({code}) than the parser's ({language}): {_where('language', ones)}, of the lines "
-            f"that were checked; {_example('language', {'language': ones})}; remove such lines, or choose a parser of their "
-            "language"
+            f"that were checked; {_example('language', {'language': ones}, form)}; remove such lines"
+            f"{'' if lender else ', or choose a parser of their language'}"
         )
     names = {"source": "parser", "target": "target_parser"}
     settings = " and ".join(f"{names[side]}.split_sentences" for side in dict.fromkeys(one[1] for one in found["sentences"]))
@@ -364,11 +370,13 @@ def _where(kind: str, found: Sequence[tuple[str, str, dict]], most: int = _LISTE
     return ", ".join([*parts, *([f"and of {len(found) - most} more"] if len(found) > most else [])])
 
 
-def _example(kind: str, found: Mapping[str, Sequence[tuple[str, str, dict]]]) -> str:
-    """Return the first three lines of the first side."""
+def _example(kind: str, found: Mapping[str, Sequence[tuple[str, str, dict]]], form: Format) -> str:
+    """Return the first three lines of the first side. Headers and blank lines are no examples: few formats have lines."""
     split, side, facts = found[kind][0]
+    are_lines = form.ranges is not None and form.ranges.ends == "lines"
+    unit = "name" if side == "class" else "line" if are_lines else "sentence" if form.has_pairs else "example"
     lines = [(facts[kind]["line"], facts[kind]["text"]), *facts[kind].get("more", ())]
-    return f"for example {split} {side} line {', '.join(f'{line:,}: {text!r}' for line, text in lines)}"
+    return f"for example {split} {side} {unit} {', '.join(f'{line:,}: {text!r}' for line, text in lines)}"
 
 
 def noticed(notices: dict, split: str) -> str:

@@ -181,7 +181,8 @@ class TextStage:
         remove_work(self.out)
 
     def _say_notices(self, notices: dict) -> None:
-        say_notices(notices, self.config.parsers(), self.config.form)
+        config = self.config
+        say_notices(notices, config.parsers(), config.form, config.vocab_from if config.new_pieces is None else None)
 
 
 def _say_folders(config: PreprocessConfig) -> None:
