@@ -565,6 +565,19 @@ def test_new_test_sets_are_scored(run, tmp_path):
     alone = run_here("evaluate.py", "--out", run, f"input={tmp_path / 'news.csv'}")
     assert alone.stdout.splitlines()[2:] == done.stdout.splitlines()[2:-1], alone.stderr
     assert alone.stdout.splitlines()[1].split()[1:] == done.stdout.splitlines()[1].split()[1:] and read_scores(run) == before
+    config = load_trained(run)[0].data / "config.yaml"
+    settings = config.read_text()
+    assert "device: auto" in settings
+    config.write_text(settings.replace("device: auto", "device: cuda"))  # of a machine with a GPU
+    again = run_here("evaluate.py", "--out", run, f"input={tmp_path / 'news.csv'}")
+    config.write_text(settings.replace("  models: null", f"  models: {tmp_path / 'gone'}"))
+    gone = run_here("evaluate.py", "--out", run, f"input={tmp_path / 'news.csv'}")
+    config.write_text(settings)
+    assert again.stdout == alone.stdout, again.stderr
+    assert gone.stderr.endswith(f"; install here the parser that {config.parent} was made with\n"), gone.stderr
+    (tmp_path / "three.tsv").write_text("good\ta\tb\n")
+    done = run_here("evaluate.py", "--out", run, f"input={tmp_path / 'three.tsv'}")
+    assert done.returncode == 2 and done.stderr.endswith("; give these columns alone, or add a header line\n"), done.stderr
     done = run_here("evaluate.py", "--out", run, f"input={tmp_path / 'news.tsv'}", f"data={tmp_path / 'news'}", "split=a")
     assert done.returncode == 2 and "input: its rows are scored instead of a split; leave out data, split" in done.stderr
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 
 from treeproc.common.settings import UserError
-from treeproc.online.line_encoder import LineEncoder, _remedy
+from treeproc.online.line_encoder import LineEncoder, possible_remedies
 from treeproc.parsers import Given, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.lines import treebank_tokens
 from treeproc.parsers.model_files import _choices
@@ -164,7 +164,7 @@ def test_what_lines_cannot_set_is_left_out_of_errors_of_parsers(tmp_path):
         ("a is bad; install it again, or set parser.package", "a is bad; install it again"),
         ("a takes more than 2 GiB; raise it", "a takes more than 2 GiB; raise it"),
     ):
-        with pytest.raises(UserError) as raised, _remedy(tmp_path):
+        with pytest.raises(UserError) as raised, possible_remedies(tmp_path):
             raise UserError(error)
         assert str(raised.value) == expected
 

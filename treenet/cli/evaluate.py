@@ -203,6 +203,8 @@ def score_input(run: Path, given: AnyPath, settings: EvaluateSettings) -> str:
     """Return the scores of `settings.input`, made into a split as new test sets are. Nothing is kept."""
     from treenet.evaluation.classify import classify_split
     from treenet.runs.loading import HELD_DATA, check_is_run, check_there, data_of
+    from treeproc.online.line_encoder import possible_remedies
+    from treeproc.parsers import describe_parser
     from treeproc.stages.preprocess import PreprocessConfig, preprocess
 
     check_is_run(run)
@@ -217,17 +219,29 @@ def score_input(run: Path, given: AnyPath, settings: EvaluateSettings) -> str:
         raise UserError(f"input: needs a data set, but {run} is an exported run, which has none; give the run that was exported")
     chosen = for_prediction(settings, task)
     splits = {chosen.split: {"source": [settings.input]}}
+    config = load_settings(PreprocessConfig, None, vocab_from=data, splits=splits, workers=0)
+    if config.parser.device == "cuda":  # which this machine may lack
+        config = config.model_copy(update={"parser": config.parser.model_copy(update={"device": "auto"})})
+    with possible_remedies(data):
+        describe_parser(config.parser)
     with TemporaryDirectory() as place:
         made = Path(place) / "data"
         try:
-            index = preprocess(load_settings(PreprocessConfig, None, vocab_from=data, splits=splits, workers=0), made)
-        except UserError as error:  # columns have no settings here
-            settings_of_columns = r"set labelled\.\w+(?:, or rename its column)?(, or add a header line)?$"
-            raise UserError(re.sub(settings_of_columns, r"rename it in the file\1", str(error))) from None
+            index = preprocess(config, made)
+        except UserError as error:
+            raise UserError(_without_columns(str(error))) from None
         _, _, scores = classify_split(run, chosen.model_copy(update={"data": made}))
     if said := describe_dropped(index, chosen.split):
         warn(f"note: {said}; the scores are those of the others")
     return describe_scores(given.name, scores)
+
+
+def _without_columns(message: str) -> str:
+    """Leave the settings of columns out of the message of a reader: this command has none."""
+    one_column = r"set labelled\.\w+(?:, or rename its column)?(, or add a header line)?$"
+    message = re.sub(one_column, r"rename it in the file\1", message)
+    two_texts = "for pairs of texts, set labelled.second_text=NAME"
+    return message.replace(two_texts, "give these columns alone, or add a header line")
 
 
 def for_prediction(settings: EvaluateSettings, task: "PredictionTask") -> ClassifySettings:

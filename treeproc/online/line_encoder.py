@@ -67,7 +67,7 @@ _POSSIBLE = ("install ", "remove ", "restore ", "run ")  # without settings of p
 
 
 @contextmanager
-def _remedy(data: AnyPath) -> Iterator[None]:
+def possible_remedies(data: AnyPath) -> Iterator[None]:
     """Leave out of the errors of the parser what the commands for lines cannot do: they have no settings of parsers."""
     try:
         yield
@@ -130,7 +130,7 @@ class LineEncoder:
         else:
             if config.device == "cuda":  # which this machine may lack
                 config = config.model_copy(update={"device": "auto"})
-            with _remedy(data):
+            with possible_remedies(data):
                 there = describe_parser(config)
             device = {name: value for name, value in there.items() if name == "device"}
             if changed := differences(index["parser"] | device, there):
@@ -138,7 +138,7 @@ class LineEncoder:
                 raise UserError(f"{differs}; install the parser of the data set")
         if config.name == "corenlp":
             config = config.model_copy(update={"endpoint": _endpoint(data, config.endpoint)})
-        with phase("loading the parser"), _remedy(data):
+        with phase("loading the parser"), possible_remedies(data):
             self._parser: Parser = build_parser(config, words_only=words_only)
         self.gives_arcs = config.dependencies
         self.tags = config.tags  # that may stand in front of lines
