@@ -241,7 +241,8 @@ def test_checkpoints_of_other_vocabularies_are_refused(tmp_path, changed, named)
 
 
 def test_averaging_names_the_missing_checkpoints(tmp_path):
-    with pytest.raises(UserError, match="no complete checkpoint"):
+    command = f"run tree-attention train --config {tmp_path / 'config.yaml'} --out {tmp_path} first"
+    with pytest.raises(UserError, match=f"no complete checkpoint; {command}$"):
         average_checkpoints(tmp_path, "last", 2)
     save(tmp_path, 1, 1)
     with pytest.raises(UserError, match="no moving average; train with ema_decay"):

@@ -36,6 +36,7 @@ from treenet.evaluation.minimal_pairs import (
 )
 from treenet.evaluation.prefix_trees import plant, score_pieces
 from treenet.evaluation.settings import PairsConfig, ScoreLMSettings
+from treenet.experiments.seeds import _fingerprint_pairs
 from treenet.jobs.train_run import run_training
 from treenet.models import CausalLM, build_causal_lm
 from treenet.report.build import write_report
@@ -90,6 +91,16 @@ def test_all_forms_give_the_same_pairs(tmp_path, caplog):
 
 
 GOOD = {"good": "a", "bad": "b", "kind": "c"}
+
+
+def test_a_study_names_the_settings_of_its_grid(tmp_path):
+    objects, pairs = write(tmp_path, "a.jsonl", json.dumps({"bad": "a"})), write(tmp_path, "blimp.jsonl", json.dumps(GOOD))
+    for settings, said in (
+        (ScoreLMSettings(pairs=PairsConfig(files=(objects,))), "; set grid.pairs.good"),
+        (ScoreLMSettings(blimp=pairs), "with grid.pairs.files instead of grid.blimp"),
+    ):
+        fingerprint, problem = _fingerprint_pairs(settings)
+        assert fingerprint is None and problem.endswith(said)
 
 
 @pytest.mark.parametrize(

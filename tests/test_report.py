@@ -619,6 +619,27 @@ def test_a_damaged_study_is_one_line(tmp_path, key, value):
         read_report_inputs([str(tmp_path)], "test")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda record: record["scores"].update(valid=record["scores"].pop("test")), "has no .* of test; keep"),
+        (lambda record: record["sentences"].clear(), "has no numbers of single sentences for the metric bleu; keep"),
+        (
+            lambda record: record["scores"]["test"].update(bleu_signature="nrefs:3|x"),
+            "another number of references than nrefs:1 of the first record; remove it, or keep",
+        ),
+    ],
+)  # fmt: skip
+def test_records_of_two_studies_are_told_apart_in_words_of_the_report(tmp_path, change, said):
+    first, second, *_ = sorted((RECORDS / "control_a" / "arcs").glob("*.json"))
+    shutil.copy(first, tmp_path)
+    record = json.loads(second.read_text())
+    change(record)
+    (tmp_path / second.name).write_text(json.dumps(record))
+    with pytest.raises(UserError, match=f"{said} the records of each study in a separate folder$"):
+        read_report_inputs([str(tmp_path)], "test")
+
+
 HUGE = ("1e308", "-1e308", "1" + 400 * "0")
 
 

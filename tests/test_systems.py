@@ -57,5 +57,8 @@ def test_a_run_trains_resumes_averages_and_translates(tmp_path, data, name):
     found = list(translate_examples(run.model, read_split(data, "encoded", "test"), run.config.decoding))
     assert len(found) == 8 and all(best.score <= 0 for best, *_ in found)
     if name == "tree2seq":
-        with pytest.raises(UserError, match=r"random_trees draws trees that need not be binary.*tree\.tree_source=random"):
+        with pytest.raises(
+            UserError,
+            match=r"random_trees draws trees that need not be binary.*; leave it out, and give .*tree\.tree_source=random",
+        ):
             evaluate_run(tmp_path / "whole", EvaluateSettings(random_trees=True))

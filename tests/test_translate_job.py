@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 
+from treenet.evaluation.settings import ClassifyLinesSettings
 from treenet.translation.line_translator import Translated, gather, rounded
 from treenet.translation.settings import LineSettings, TranslateSettings
 from treenet.translation.translate_job import PartStore, answer_lines, translate_lines
@@ -240,6 +241,18 @@ def test_workers_alone_need_ray(monkeypatch, capsysbinary):
     assert capsysbinary.readouterr().out == b"1:1:a\n"
     with pytest.raises(UserError, match=r"^workers=2 needs ray, .*; or leave workers out to work in this process$"):
         count(["a"], workers=2)
+
+
+def test_a_failed_worker_is_told_with_a_setting_of_its_command(monkeypatch):
+    from treenet.translation import ray_translate  # here: it imports Ray
+
+    def fail(reference):
+        raise ray_translate.ray.exceptions.RayError("killed")
+
+    monkeypatch.setattr(ray_translate.ray, "get", fail)
+    for settings, remedy in ((TranslateSettings(), "lower decoding.max_tokens"), (ClassifyLinesSettings(), "give fewer workers")):
+        with pytest.raises(UserError, match=f"^a worker failed: killed; if memory was short, {remedy}$"):
+            ray_translate._result(None, settings)
 
 
 def test_an_actor_returns_errors_of_the_user_as_text():

@@ -290,6 +290,10 @@ def test_classes_are_those_of_the_other_data_set(tmp_path):
     assert [row["label"] for row in SplitShards(tmp_path / "more" / "encoded", "more")[0].rows()] == [1, 0]
     with pytest.raises(UserError, match="has 2 classes, but these examples have 4; set labels"):
         preprocess(PreprocessConfig.model_validate(more | {"labels": {0: 0, 3: 3}}), tmp_path / "wrong")
+    preprocess(PreprocessConfig.model_validate(settings | {"labels": {0: 0, 3: 3}}), tmp_path / "four")
+    of_four = {"parsed": tmp_path / "four", "vocab_from": str(data), "workers": 0}
+    with pytest.raises(UserError, match="these examples have 4; give as parsed a data set with at most 2 classes"):
+        preprocess(PreprocessConfig.model_validate(of_four), tmp_path / "of_four")
 
 
 def test_the_command_needs_no_configuration(text, data, new, repository):

@@ -108,8 +108,8 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     run = load_run(folder, checkpoint=settings.checkpoint, data=settings.data, untrained=settings.untrained, device=device)
     if settings.random_trees and run.model.reads.binary:
         raise UserError(
-            f"random_trees draws trees that need not be binary, and {run.config.model.name} reads binary ones; give data=DIR, a "
-            "data set of tree.tree_source=random and tree.binarize=right"
+            f"random_trees draws trees that need not be binary, and {run.config.model.name} reads binary ones; leave it out, and "
+            "give data=DIR, a data set of tree.tree_source=random and tree.binarize=right"
         )
     if settings.random_trees and not run.model.reads.constituents:
         raise UserError(f"random_trees changes constituency trees, and {run.config.model.name} reads {run.model.reads} alone")

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
-from treenet.evaluation.settings import PairsInput, ScoreLMSettings
+from treenet.evaluation.settings import PairsConfig, PairsInput, ScoreLMSettings
 from treenet.evaluation.significance import SeedTest, compare_correlations, compare_examples
 from treenet.experiments.ledger import Cell
 from treenet.experiments.records import show_numbers
@@ -25,6 +25,7 @@ from treenet.runs.mirror import open_results
 from treenet.runs.result_entries import read_scores
 from treenet.tasks.scores import SCORES
 from treenet.tasks.tables import Score
+from treeproc.common.errors import rewording
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -297,6 +298,12 @@ class SeedsConfig(StudyConfig):
                 )
 
 
+# The names that the settings of minimal pairs have in a study.
+_OF_GRID = {f"pairs.{name}": f"grid.pairs.{name}" for name in PairsConfig.model_fields} | {
+    "instead of blimp": "instead of grid.blimp"
+}
+
+
 def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":
     """Return the work of a cell: it trains and scores as tree-attention train does."""
     from treenet.experiments.grid import CellWork
@@ -320,7 +327,8 @@ def _fingerprint_pairs(pairs: ScoreLMSettings) -> tuple[str | None, str]:
     from treenet.evaluation.minimal_pairs import open_pairs, pair_facts
 
     try:
-        found = open_pairs(pairs)
+        with rewording(_OF_GRID):
+            found = open_pairs(pairs)
     except UserError as error:
         return None, str(error)
     return pair_facts(found)["pairs_fingerprint"] if found else None, ""
@@ -360,7 +368,8 @@ def score_cell(
         if pairs and describe_stale_cell(False, pairs, fingerprint, run):
             from treenet.evaluation.language_models import score_lm_run
 
-            scores |= dict([score_lm_run(run, pairs, PAIRS)])
+            with rewording(_OF_GRID):
+                scores |= dict([score_lm_run(run, pairs, PAIRS)])
         if peak_on_test:
             score_peak(run, "test", use_gpu=use_gpu)
         log_scores(run)

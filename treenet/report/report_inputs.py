@@ -117,9 +117,18 @@ def task_of_runs(runs: Sequence[ReportRun]) -> str:
 
 # A report has no settings of studies.
 _OF_RECORDS = dict.fromkeys(
-    ("give each study its own --out and --records", "give grid.target_language as in the records, or another --records"),
+    (
+        "give each study its own --out and --records",
+        "give grid.target_language as in the records, or another --records",
+        "give the metric of the records, or another --records",
+        "give the split of the records as grid.split",
+    ),
     "keep the records of each study in a separate folder",
-)
+) | {
+    "grid.metric =": "the metric",
+    "of grid.more_references; remove it": "of the first record; remove it, or keep the records of each study in a separate "
+    "folder",
+}
 
 
 def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = None, main: str | None = None) -> ReportInputs:

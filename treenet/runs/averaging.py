@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import torch
@@ -115,7 +116,8 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
                 f"{run_dir / 'checkpoints'} has no checkpoint with a finite validation; make checkpoint_every and validate_every "
                 "multiples of each other, average the last checkpoints, or lower optimizer.learning_rate and choose another --out"
             )
-        raise UserError(f"{run_dir / 'checkpoints'} has no complete checkpoint; run tree-attention train --out {run_dir} first")
+        command = f"tree-attention train --config {quote(str(run_dir / 'config.yaml'))} --out {quote(str(run_dir))}"
+        raise UserError(f"{run_dir / 'checkpoints'} has no complete checkpoint; run {command} first")
     return found
 
 

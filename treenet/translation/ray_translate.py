@@ -9,7 +9,7 @@ import ray
 
 from treenet.runs.run_folder import absolute_checkpoint
 from treenet.translation.line_translator import LineWorker, Translated
-from treenet.translation.settings import LineSettings
+from treenet.translation.settings import LineSettings, TranslateSettings
 from treeproc.common.messages import phase, tell
 from treeproc.common.ray_session import describe_wait, refuse_without_gpu, start_ray
 from treeproc.common.settings import UserError
@@ -88,21 +88,22 @@ def map_with_ray(
         for reference in ray.wait(list(busy))[0] if busy else ():
             free.append(busy.pop(reference))
             if reference in greetings:
-                words = _result(reference)
+                words = _result(reference, settings)
                 if not described:
                     tell(words)
                 described = True
         while order and order[0] not in busy:
-            yield _result(order.popleft())
+            yield _result(order.popleft(), settings)
 
 
-def _result(reference: ray.ObjectRef) -> Any:
+def _result(reference: ray.ObjectRef, settings: LineSettings) -> Any:
     """Return the result of an actor. Raises UserError for its error."""
     try:
         value, error = ray.get(reference)
     except ray.exceptions.RayError as failure:
         reason = " ".join(str(failure).split())[:300]
-        raise UserError(f"a worker failed: {reason}; if memory was short, lower decoding.max_tokens") from None
+        do = "lower decoding.max_tokens" if isinstance(settings, TranslateSettings) else "give fewer workers"
+        raise UserError(f"a worker failed: {reason}; if memory was short, {do}") from None
     if error:
         raise UserError(error)
     return value

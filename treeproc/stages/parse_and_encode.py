@@ -312,5 +312,6 @@ def _known_classes(config: PreprocessConfig, found: int) -> int:
         return found
     known = read_index(other.absolute() / "encoded")["num_classes"]
     if found > known:
-        raise UserError(f"vocab_from: {other} has {known} classes, but these examples have {found}; set labels")
+        do = "set labels" if config.parsed is None else f"give as parsed a data set with at most {known} classes"
+        raise UserError(f"vocab_from: {other} has {known} classes, but these examples have {found}; {do}")
     return known
