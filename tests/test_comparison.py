@@ -218,6 +218,15 @@ def test_bad_files_are_one_line_and_leave_nothing_behind(name, runs, main):
     assert listing(runs) == before and not (runs / "new").exists()
 
 
+def test_a_table_of_another_folder_is_told_to_be_no_result(runs, main):
+    copy = runs / "copy" / "predictions.test.tsv"
+    copy.parent.mkdir()
+    copy.write_text("line\tlabel\tpredicted\n")
+    message = f"^{copy} has no entry in {copy.parent / 'scores.json'}; give the file in its run$"
+    with pytest.raises(UserError, match=message):
+        main(["--compare", str(runs / "a"), str(copy)])
+
+
 def test_a_new_file_is_scored_for_classifiers_alone(runs, main):
     with pytest.raises(
         UserError, match="input: needs the run of a classifier, but .* is none; for a translation model, translate"

@@ -136,6 +136,15 @@ def test_segments_of_one_side_are_lines(tmp_path):
     for format_name, content in (("sgm", sgm), ("iwslt_xml", sgm), ("iwslt_xml", talk)):
         lines = read_raw_lines(write(tmp_path, "a.xml", content), None, None, InputForm(format_name))
         assert [line.text for line in lines] == [b"A & B", b""], content
+        form, other = InputForm(format_name), write(tmp_path, "b.txt", "a\n")
+        assert form.unit(tmp_path / "a.xml") == "segment" and form.unit(other) == form.unit(None) == "line"
+        with pytest.raises(UserError, match=r"a.xml has 2 segments, but .*b.txt has 1;"):
+            list(read_raw_lines(tmp_path / "a.xml", None, other, form))
+    with pytest.raises(UserError, match="a.xml has no <seg id=.*; give a file of segments, or lines of text$"):
+        list(read_raw_lines(write(tmp_path, "a.xml", "<html>\n<p>a</p>\n</html>\n"), None, None, InputForm("sgm")))
+    table = write(tmp_path, "a.csv", "text\na\nb\n")
+    with pytest.raises(UserError, match=r"a.csv has 2 rows, but .*b.txt has 1;"):
+        list(read_raw_lines(table, tmp_path / "b.txt", None, LABELLED))
     with pytest.raises(UserError, match="expected lines of text, but found a file of segments in XML"):
         list(read_raw_lines(write(tmp_path, "a.xml", sgm), None, None))
 

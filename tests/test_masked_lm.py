@@ -279,4 +279,4 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     status, _, error = run("unsupervised_parse.py", "--out", plain)
     assert status == 2 and "model.name = transformer, which finds no constituents" in error
     status, _, error = run("evaluate.py", "--out", plain)
-    assert status == 2 and "is a run of masked_lm, which cannot translate" in error
+    assert status == 2 and "is a run of masked_lm; score it with tree-attention score-lm" in error

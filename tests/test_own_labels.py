@@ -174,6 +174,10 @@ def test_classes_that_differ_only_in_case_or_blanks_are_told(tmp_path, capsys):
     error = capsys.readouterr().err
     assert f"warning: {tmp_path / 'a'}: the classes 'Good' (1 examples) and 'good' (2) differ only in case, blanks," in error
     assert "'so so' (1 examples) and 'soso' (1) differ" in error and error.count("\n") == 2
+    with pytest.raises(UserError, match=f"^{tmp_path / 'b'} \\+ {tmp_path / 'c'}: all examples have the class 'bad'"):
+        for name in "bc":
+            rows_of(tmp_path, name, "bad\tc\n")
+        find_classes([tmp_path / "b", tmp_path / "c"], LabelledConfig())
     rows_of(tmp_path, "a", "bad\tc\nba\u200bd\td\n")
     with messages_shown():
         assert find_classes([tmp_path / "a"], LabelledConfig()) == ["bad", "ba\u200bd"]

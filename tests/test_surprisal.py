@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from treenet.evaluation.prefix_trees import PieceScores, score_pieces
 from treenet.evaluation.surprisal import word_bits
 from treenet.jobs.train_run import run_training
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.online.spaced_words import _starts
+from treeproc.common.settings import UserError
+from treeproc.online.spaced_words import _starts, encode_spaced
 from treeproc.shards.schema import EOS_ID
 
 OPENING = [4, 5, 6]  # pieces of the toy vocabulary that begin a word
@@ -89,6 +91,12 @@ def test_the_command_writes_words_and_ends(run, tmp_path):
     assert (entry["num_words"], entry["num_examples"]) == (6, 2) and 0 < entry["other_first_pieces"] < 1
     assert f"has {-math.log2(1 - entry['other_first_pieces']):.2f} bits too many; leave it out, or train longer" in done.stdout
     assert "note: 1 of 2 sentences have unknown pieces or bytes" in done.stdout and "several sentences" not in done.stderr
+    encoded = Path(shutil.copytree(run.parent / "data" / "encoded", tmp_path / "given" / "encoded"))
+    facts = read_json(encoded / "index.json")
+    facts["parser_settings"]["name"] = "given"
+    atomic_write(encoded / "index.json", json_bytes(facts))
+    with pytest.raises(UserError, match="input files, but surprisal reads text alone; give a run whose data set has a parser$"):
+        encode_spaced(text, encoded.parent)
     several = write(tmp_path, "several.txt", "ba be.\nba be. Ba be bi. Bo.\n")
     index = run.parent / "data" / "text" / "index.json"
     known = read_json(index)

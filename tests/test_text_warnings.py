@@ -265,8 +265,11 @@ def test_letters_apart_from_their_marks_are_told_with_the_setting_that_joins_the
     assert messages[0].endswith("normalization: nfc joins them") and "train source line 4: " in messages[0]
     of_header, of_pairs = LabelledConfig(), LabelledConfig(second_text="other")
     for name, labelled, unit in (
-        ("text", None, "line"), ("labelled", of_header, "example"), ("labelled", of_pairs, "sentence"), ("conllu", None, "example")
-    ):  # fmt: skip
+        ("text", None, "line"),
+        ("labelled", of_header, "example"),
+        ("labelled", of_pairs, "sentence"),
+        ("conllu", None, "example"),
+    ):
         assert f"train source {unit} 4: " in notice_lines(facts, {}, find_format(name, labelled))[0]
     assert notices_of({"train": ["Un cafe\u0301."]}, parser={"name": "words"}, normalization="nfc")[1] == []
 

@@ -128,8 +128,10 @@ def test_scores_of_sentences():
     assert scores["baselines"]["right"]["sentence_f1"] == pytest.approx((0.5 + 0.8) / 2)
     assert scores["baselines"]["left"]["sentence_f1"] == pytest.approx((0.5 + 0) / 2)
     assert score_sentences(SENTENCES, ParseSettings(max_words=4))["num_sentences"] == 1
-    with pytest.raises(UserError, match="none of the 3 gold trees has a bracket that counts"):
+    with pytest.raises(UserError, match="none of the 3 gold trees has a bracket that counts.* and nodes, or a larger max_words$"):
         score_sentences(SENTENCES, ParseSettings(max_words=2))
+    with pytest.raises(UserError, match="none of the 0 gold trees has a bracket that counts.* and nodes$"):
+        score_sentences([], ParseSettings())
     assert "model" in format_parse("test", scores) and "VP 50.0 of 2" in format_parse("test", scores)
 
 

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> "System":
     """Find the result of the split: in a run folder, in a file of results, or in the lines of another file."""
-    from treenet.runs.run_results import System, read_system, result_in_run  # here, as below: it loads PyTorch
+    from treenet.runs.run_results import System, is_result, read_system, result_in_run  # here, as below: it loads PyTorch
 
     if isinstance(path, RemotePath) or path.is_dir():
         run, name = stack.enter_context(read_run(path)), settings.split
@@ -77,6 +77,8 @@ def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> 
         return read_system(run, of_data if of_data in read_scores(run) else name, path)
     if result := result_in_run(path):
         return read_system(path.parent, result)
+    if path.suffix == ".tsv" and is_result(path):
+        raise UserError(f"{path} has no entry in {path.parent / 'scores.json'}; give the file in its run")
     return System(str(path), plain_lines(path))
 
 
@@ -191,11 +193,16 @@ _OF_FILES = (
 
 
 def prediction_task(run: Path) -> "PredictionTask | None":
-    """Return the task of a run that predicts classes or scores; None for any other folder."""
+    """Return the task of a run that predicts classes or scores; None for any other folder.
+
+    Raises UserError for a run whose models another command scores.
+    """
     from treenet.tasks.base import PredictionTask, build_task
 
     path = run / "config.yaml"
     task = build_task(load_settings(TrainConfig, path)) if path.is_file() else None
+    if task is not None and task.scorer != "evaluate":
+        raise UserError(f"{run} is a run of {task.config.task}; score it with tree-attention {task.scorer}")
     return task if isinstance(task, PredictionTask) else None
 
 

@@ -74,8 +74,10 @@ def main(args: argparse.Namespace) -> None:
         claim_output(settings.output, {"input": source, "trees": settings.trees, "score": settings.score, **constraints})
         refuse_output_name(settings.output, "jsonl" if settings.json_lines else None)
     files = [path for path in (source, settings.trees, settings.score, *constraints.values()) if path is not None]
-    read = partial(read_raw_lines, source, settings.trees, settings.score, input_form(settings, out), **constraints)
-    translate_lines(read(), settings, runs, name=str(files[0]), total=count_if_files(files, read))
+    form = input_form(settings, out)
+    read = partial(read_raw_lines, source, settings.trees, settings.score, form, **constraints)
+    total = count_if_files(files, read)
+    translate_lines(read(), settings, runs, name=str(files[0]), unit=form.unit(source), total=total)
 
 
 @contextmanager

@@ -349,9 +349,10 @@ def score_sentences(sentences: Sequence[ParsedSentence], settings: ParseSettings
             random = np.random.default_rng([settings.seed, sentence.example_id])
             trees.append(counted(binary_tree(length, kind, random), length))
     if not any(gold):
+        larger = ", or a larger max_words" if settings.max_words else ""
         raise UserError(
             f"none of the {len(sentences):,} gold trees has a bracket that counts, so there is no F1; give trees with more words "
-            "and nodes, or a larger max_words"
+            f"and nodes{larger}"
         )
     return {
         **score_brackets(gold, found),

@@ -189,6 +189,11 @@ def _content_of(task: str) -> str:
     return task_of(task).results.replace(LANGUAGE_MODEL, "scores")
 
 
+def is_result(path: Path) -> bool:
+    """Return whether a file has the name of a result, as in RUN/translations.NAME.txt."""
+    return _RESULT.fullmatch(path.name) is not None
+
+
 def result_in_run(path: Path) -> str | None:
     """Return NAME of a file such as RUN/translations.NAME.txt that has an entry in RUN/scores.json; None for any other file."""
     match = _RESULT.fullmatch(path.name)

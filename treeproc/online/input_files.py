@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import IO
 
-from treeproc.common.errors import quoted
+from treeproc.common.errors import quoted, rewording
 from treeproc.common.files import read_text
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.messages import warn
@@ -45,6 +45,13 @@ class InputForm:
     def gives_trees(self, path: AnyPath | None) -> bool:
         """Return whether a file is a table whose texts are trees."""
         return self.reads_table(path) and self.labelled.brackets
+
+    def unit(self, path: AnyPath | None) -> str:
+        """Return what a line for the command is in a file: a row of a table, a segment of markup, or a line."""
+        if self.reads_table(path):
+            return "row"
+        is_markup = path is not None and FORMATS[self.format].read_side is not None and has_markup(path)
+        return "segment" if is_markup else "line"
 
     def facts(self) -> dict:
         """Return what `form_of` reads."""
@@ -103,8 +110,9 @@ def read_raw_lines(
         (path, _trees(path) if name == "trees" else _column(name, path)) for name, path in paths.items() if path is not None
     ]
     (first, lines), *others = sides
+    unit = form.unit(first) if others and text is not None else "line"
     for path, column in others:
-        lines = _side_by_side(lines, column, first, path)
+        lines = _side_by_side(lines, column, first, path, unit)
     return (RawLine(**{"text": None, **line}) for line in lines)
 
 
@@ -125,8 +133,8 @@ def ask_for_lines(stream: IO[bytes], ask: Callable[[], None]) -> Iterator[RawLin
         yield RawLine(line.removesuffix(b"\n"))
 
 
-def _side_by_side(lines: Iterator[dict], column: Iterator[dict], first: AnyPath, path: AnyPath) -> Iterator[dict]:
-    return (left | right for left, right in pair_up(lines, column, str(first), str(path)))
+def _side_by_side(lines: Iterator[dict], column: Iterator[dict], first: AnyPath, path: AnyPath, unit: str) -> Iterator[dict]:
+    return (left | right for left, right in pair_up(lines, column, str(first), str(path), f"{unit}s"))
 
 
 def _column(name: str, path: AnyPath) -> Iterator[dict]:
@@ -152,7 +160,8 @@ def _trees(path: AnyPath) -> Iterator[dict]:
 def _texts(path: AnyPath, form: InputForm) -> Iterator[dict]:
     """Read lines of text, or the segments of a file with the markup of the format."""
     if (read_side := FORMATS[form.format].read_side) is not None and has_markup(path):
-        yield from ({"text": line.encode()} for line in read_side([path]))
+        with rewording({"choose the `format` of this file": "give a file of segments, or lines of text"}):
+            yield from ({"text": line.encode()} for line in read_side([path]))
         return
     reading: Reading = "texts_of_trees" if find_format(form.format, form.labelled).gives_constituents else "texts"
     for number, line in enumerate(read_byte_lines(path, reading)):

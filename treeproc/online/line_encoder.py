@@ -86,7 +86,7 @@ class LineEncoder:
     rows are the parser's or the given ones, also if `data` has others. With `words_only`, tags, trees and arcs need not be the
     parser's. Raises UserError if the parser's models are not the ones in the index of `data`. It also does so if the data set has
     given trees and these lines have none. The same holds if its trees are made of arcs and these lines get none, and if they
-    come from other lines; `instead_of_given` and `instead_of_shuffled` are the remedies.
+    come from other lines; `instead_of_given` and `instead_of_shuffled` are the remedies, the first one with what stands before.
     """
 
     def __init__(
@@ -97,7 +97,8 @@ class LineEncoder:
         reads_trees: bool = True,
         words_only: bool = False,
         instead_of_shuffled: str = "",
-        instead_of_given: str = "give trees for these lines as well (trees=FILE)",
+        instead_of_given: str = "; give trees for these lines as well (trees=FILE), or, where only text fits, a run whose data "
+        "set has a parser",
     ) -> None:
         index = read_index(data / "encoded")
         parser = dict(index["parser_settings"])
@@ -123,10 +124,7 @@ class LineEncoder:
         elif given_trees and config.given_labels != "parsed":
             config = config.model_copy(update={"dependencies": False})
         elif config.name == "given" and not given_trees:
-            raise UserError(
-                f"{data} was made of trees of its input files; {instead_of_given}, or, where only text fits, a run whose data "
-                "set has a parser"
-            )
+            raise UserError(f"{data} was made of trees of its input files{instead_of_given}")
         else:
             if config.device == "cuda":  # which this machine may lack
                 config = config.model_copy(update={"device": "auto"})

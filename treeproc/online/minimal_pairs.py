@@ -184,7 +184,7 @@ def encode_pairs(
         reads_trees=reads_trees,
         words_only=words_only,
         instead_of_shuffled=remedy,
-        instead_of_given="give the pairs as trees in brackets",
+        instead_of_given="; give the pairs as trees in brackets, or a run whose data set has a parser",
     )
     rows = convert_rows(iter(trees), "none", read_index(data / "encoded").get("normalization", "none"))
     sentences = [sentence for pair in pairs for sentence in pair.sentences]

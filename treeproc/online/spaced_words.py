@@ -46,7 +46,8 @@ def encode_spaced(path: AnyPath, data: AnyPath) -> tuple[list[SpacedLine], list[
     """
     refuse_table(path)
     lines = list(read_lines([path], "texts"))
-    encoder = LineEncoder(data, reads_trees=False, words_only=True, instead_of_given="surprisal reads text alone")
+    instead_of_given = ", but surprisal reads text alone; give a run whose data set has a parser"
+    encoder = LineEncoder(data, reads_trees=False, words_only=True, instead_of_given=instead_of_given)
     if isinstance(encoder.subwords, TokenizerPieces):
         raise UserError(f"surprisal: needs pieces with the blank before a word, but {data} has those of a pretrained tokenizer")
     every = list(enumerate(map(encoder.normalize, lines), start=1))

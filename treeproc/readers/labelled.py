@@ -20,7 +20,7 @@ from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError, later_field
 from treeproc.common.storage import AnyPath
 from treeproc.readers.line_forms import is_blank
-from treeproc.readers.numbered_lines import MOST_LINE_BYTES, read_texts
+from treeproc.readers.numbered_lines import MOST_LINE_BYTES, join_names, read_texts
 from treeproc.readers.packed_files import plain_name, warn_once
 from treeproc.readers.treebanks import read_trees
 from treeproc.shards.schema import line_end_in
@@ -141,7 +141,7 @@ def read_labelled(source: Sequence[AnyPath], columns: LabelledConfig) -> Iterato
 def find_classes(source: Sequence[AnyPath], columns: LabelledConfig) -> list[str]:
     """Return the names of the classes in files, sorted: by value if all are whole numbers. Raises as `read_labelled`."""
     names: Counter[str] = Counter()
-    sides = len(columns.texts)  # each is a row
+    sides, files = len(columns.texts), join_names(source)  # each side is a row
     texts_of_first: set[tuple[int, str]] = set()
     for place, row in enumerate(read_labelled(source, columns.model_copy(update={"classes": None}))):
         names[row["label"]] += place % sides == 0
@@ -149,19 +149,19 @@ def find_classes(source: Sequence[AnyPath], columns: LabelledConfig) -> list[str
             texts_of_first.add((place % sides, row["source"]))
         if len(names) > MOST_CLASSES:
             raise UserError(
-                f"{source[0]} has more than {MOST_CLASSES:,} classes, for example {quoted(row['label'][:_SHOWN])}; is the text "
+                f"{files} has more than {MOST_CLASSES:,} classes, for example {quoted(row['label'][:_SHOWN])}; is the text "
                 f"in the place of the {columns.label}? labelled.label and labelled.text name the columns of a header; "
                 "labelled.classes takes any number of classes"
             )
     if len(names) == 1:
-        raise UserError(f"{source[0]}: all examples have the class {quoted(*names)}; a classifier needs two")
+        raise UserError(f"{files}: all examples have the class {quoted(*names)}; a classifier needs two")
     may_lack_header = any(table_form(path.name) in ("tsv", None) for path in source)
     count = names[first := next(iter(names), "")]
     is_rare = (count <= len(source) or len(texts_of_first) <= sides) and names.total() > 2 * max(count, len(source))
     examples = names.total()
     if are_texts := len(names) > max(_MANY, examples / 2):
         warn(
-            f"warning: {source[0]}: {examples:,} examples have {len(names):,} classes, such as {quoted(first[:_SHOWN])}; if "
+            f"warning: {files}: {examples:,} examples have {len(names):,} classes, such as {quoted(first[:_SHOWN])}; if "
             "these are texts, exchange the columns, or give them a header and set labelled.label and labelled.text"
         )
     if may_lack_header and is_rare and not are_texts:
@@ -170,13 +170,13 @@ def find_classes(source: Sequence[AnyPath], columns: LabelledConfig) -> list[str
             f"examples ha{'s' if count == 1 else 've'}; if it is a header, set "
             f"{' and '.join(map(columns.setting_of, columns.wanted))} to its names"
         )
-    _warn_of_names(names, source[0])
+    _warn_of_names(names, files)
     if all(map(_NUMBER.fullmatch, names)):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
 
 
-def _warn_of_names(names: Counter[str], file: AnyPath) -> None:
+def _warn_of_names(names: Counter[str], file: str) -> None:
     """Warn of classes that look like one class in two spellings, or like several classes of one example."""
     parts = {name: [part.strip() for part in _BETWEEN_CLASSES.split(name)] for name in names}
     single = {name for name in names if len(parts[name]) == 1}
