@@ -86,7 +86,7 @@ class LineEncoder:
     rows are the parser's or the given ones, also if `data` has others. With `words_only`, tags, trees and arcs need not be the
     parser's. Raises UserError if the parser's models are not the ones in the index of `data`. It also does so if the data set has
     given trees and these lines have none. The same holds if its trees are made of arcs and these lines get none, and if they
-    come from other lines; `instead_of_given` and `instead_of_shuffled` are the remedies, the first one with what stands before.
+    come from other lines. `instead_of_shuffled` is a remedy, and `instead_of_given` the end of a message with one.
     """
 
     def __init__(

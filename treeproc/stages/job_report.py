@@ -371,7 +371,7 @@ def _where(kind: str, found: Sequence[tuple[str, str, dict]], most: int = _LISTE
 
 
 def _example(kind: str, found: Mapping[str, Sequence[tuple[str, str, dict]]], form: Format) -> str:
-    """Return the first three lines of the first side. Headers and blank lines are no examples: few formats have lines."""
+    """Return the first three lines of the first side. In few formats, each line is an example."""
     split, side, facts = found[kind][0]
     are_lines = form.ranges is not None and form.ranges.ends == "lines"
     unit = "name" if side == "class" else "line" if are_lines else "sentence" if form.has_pairs else "example"
