@@ -486,7 +486,8 @@ def test_a_slope_is_that_of_each_seed_over_doublings_of_its_sizes():
     found = compare_slopes(*sides, sizes, len(REFERENCES))
     fits = [np.polyfit(np.log2(sizes[seed]), (sides[1] - sides[0])[seed], 1)[0] for seed in range(3)]
     assert found.difference == pytest.approx(np.mean([fit[0] for fit in fits])) and found.seeds == 3
-    assert found.sentences_error == pytest.approx(np.mean(fits, axis=0)[1:].std())
+    n = len(REFERENCES)
+    assert found.sentences_error == pytest.approx(np.mean(fits, axis=0)[1:].std() * math.sqrt(n / (n - 1)))
     assert found.seeds_error == pytest.approx(np.std([fit[0] for fit in fits], ddof=1) / math.sqrt(3))
     assert found.interval[0] < found.difference < found.interval[1]
 
