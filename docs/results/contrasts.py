@@ -1,6 +1,7 @@
 """Sentences about the control, block A of translation and the probe, with differences that no report of a study has."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from statistics import fmean, stdev
 
@@ -20,6 +21,7 @@ from figures import (
     unpaired,
 )
 from page_template import Sentences
+from welch import welch
 
 from treenet.evaluation.significance import compare_with_baseline, t_quantile
 from treenet.experiments.records import Record
@@ -103,9 +105,14 @@ def _without(values: Sequence[float], left_out: Sequence[bool]) -> list[float]:
 
 
 def first_below(record: Record, nll: float) -> float:
-    """Return the update at which the nll on valid first falls below a value, by a straight line between two validations."""
+    """Return the update at which the nll on valid first falls below a value, by a straight line between two validations.
+
+    It is the last update if it never falls below.
+    """
     updates, found = record["curve"]["valid"]["step"], record["curve"]["valid"]["nll"]
-    after = next(number for number, value in enumerate(found) if value < nll)
+    after = next((number for number, value in enumerate(found) if value < nll), None)
+    if after is None:
+        return updates[-1]
     between = (found[after - 1] - nll) / (found[after - 1] - found[after])
     return updates[after - 1] + between * (updates[after] - updates[after - 1])
 
@@ -119,6 +126,24 @@ def of_alignment_protocol() -> Sentences:
         [*own, *others, fmean(own) - fmean(others), stdev(own), stdev(others)],
     )
     yield "(own trees {}, {} and {}; others {}, {} and {})", [*own_late, *others_late]
+
+
+def of_seeds(measure: Callable[[Record], float], model: str) -> Figures:
+    """Return a number of each run of the study of alignment, by seed."""
+    return [measure(one) for one in sorted(Row("iwslt14_alignment", model).records, key=lambda one: one["labels"]["seed"])]
+
+
+def lag(measure: Callable[[Record], float]) -> Figures:
+    """Return the mean with own trees minus that with trees of other sentences, and Welch's 95 % interval over seeds."""
+    own, others = (np.array(of_seeds(measure, model)) for model in _BLOCK_A[1:])
+    found, half = welch(own, others, 0.95)
+    return [float(found), float(found - half), float(found + half)]
+
+
+def alignment_table() -> list[list[Callable[[], Figures] | None]]:
+    """Return the rows of the page: the update where the nll on valid falls below 4.5, below 4.0, and the last nll."""
+    measures = (partial(first_below, nll=4.5), partial(first_below, nll=4.0), lambda one: one["curve"]["valid"]["nll"][-1])
+    return [[None, *(partial(of_seeds, measure, model) for model in _BLOCK_A[1:]), partial(lag, measure)] for measure in measures]
 
 
 # The probe, by the mean of the accuracies on singular and plural verbs.

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import parts
-from contrasts import mean_of_both
+from contrasts import alignment_table, mean_of_both
 from figures import (
     CONTROL_TREES,
     RESULTS,
@@ -133,6 +133,7 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         (None, *(partial(unpaired, "nll", names=(name,), level=0.975) for name in ("difference", "interval"))),
         *(Row("iwslt14_relative", "relative_tree", baseline=other) for other in ("relative", "relative_shuffled")),
     ),
+    ("translation.md", "Do tree models align late?#0"): alignment_table(),
     ("classification.md", "SST-5: Table 2#0"): grid(
         (None, _accuracy, None, _difference, holm, _two, None),
         *(Row("sst5_table", system) for system in (*CLASSIFIERS, *VARIANTS)),
