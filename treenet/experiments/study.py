@@ -89,8 +89,6 @@ def read_fresh_scores(names: Sequence[str], folder: AnyPath) -> dict[str, dict]:
 
 
 UNLEARNED = "unlearned"  # of a cell: why it learned nothing; of what is compared: that a cell of it learned nothing
-
-
 OVERFITTED = "overfitted"  # of a cell: why
 
 
