@@ -12,6 +12,7 @@ from treeproc.common.setting_facts import default_values
 from treeproc.common.settings import UserError, is_below
 
 _SHOWN = 3  # pairs in a line
+_APART = "give each study its own --out and --records"
 _WORDS = {"device": "kinds of device", "packages": "versions of packages", "software": "commits of this software"}
 
 
@@ -33,27 +34,24 @@ def _check_same_text(records: Sequence[Record]) -> None:
         for data in (entry.get("data") for entry in record["scores"].values() if entry.get("own_data", True)):
             if isinstance(data, dict) and (text := data.get("text_fingerprint")):
                 cells.setdefault(text, record["cell"])
-    if len(cells) > 1:
-        one, other, *_ = cells.values()
-        raise UserError(
-            f"{one} and {other} are of data sets of other text, so they are of two studies; give each study its own --out and "
-            "--records"
-        )
+    _refuse_several(cells, "text")
 
 
 def _check_same_pieces(records: Sequence[Record]) -> None:
     """Raise UserError for cells over other pieces, if scores depend on pieces. Earlier records have their number alone."""
     for name in ("num_pieces", "pieces_fingerprint"):
-        cells: dict[object, str] = {}
+        cells = dict[str, str]()
         for record in records:
             if record["settings"].get("task") not in _OF_PREDICTIONS and (pieces := record["facts"].get(name)):
-                cells.setdefault(pieces, record["cell"])
-        if len(cells) > 1:
-            one, other, *_ = cells.values()
-            raise UserError(
-                f"{one} and {other} are of data sets of other pieces, so they are of two studies; give each study its own --out "
-                "and --records"
-            )
+                cells.setdefault(str(pieces), record["cell"])
+        _refuse_several(cells, "pieces")
+
+
+def _refuse_several(cells: Mapping[str, str], what: str) -> None:
+    """Raise UserError if `cells` has the names of cells of several texts or pieces."""
+    if len(cells) > 1:
+        one, other, *_ = cells.values()
+        raise UserError(f"{one} and {other} are of data sets of other {what}, so they are of two studies; {_APART}")
 
 
 def _check_same_settings(records: Sequence[Record], system: str) -> None:
@@ -64,7 +62,7 @@ def _check_same_settings(records: Sequence[Record], system: str) -> None:
         if differing := list(_differing(one, record)):
             raise UserError(
                 f"{one['cell']} and {record['cell']} are of one system, but not only their seeds differ: {', '.join(differing)}; "
-                "give each study its own --out and --records"
+                f"{_APART}"
             )
 
 
@@ -75,8 +73,8 @@ def _check_same_trees(records: Sequence[Record], system: str) -> None:
         one = first.setdefault(record["labels"][system], record)
         if _TREES in _differing(one, record):
             raise UserError(
-                f"{one['cell']} and {record['cell']} are of one system, but read other trees, so they are of two studies; give "
-                "each study its own --out and --records"
+                f"{one['cell']} and {record['cell']} are of one system, but read other trees, so they are of two "
+                f"studies; {_APART}"
             )
 
 

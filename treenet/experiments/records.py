@@ -117,8 +117,8 @@ class Recording:
             check_labels(record["labels"], str(self.folder / f"{name}.json"), self.labels)
         return found
 
-    def plan(self, cells: Sequence[Cell], indices: Mapping[AnyPath, Mapping], ledger: Ledger, out: AnyPath) -> list[Record]:
-        """Return what records will have beside results: of the cells that are done, also of earlier grids, and of `cells`.
+    def plan(self, cells: Sequence[Cell], indices: Mapping[AnyPath, Mapping], ledger: Ledger, out: AnyPath) -> dict[str, Record]:
+        """Return by name what records will have beside results: of `cells`, and of those that are done, also of earlier grids.
 
         `indices` has those of the data sets of the cells.
         """
@@ -136,7 +136,7 @@ class Recording:
                 check_labels(entry.labels, f"{out}: {name}", self.labels)
                 facts = read_facts(out / "cells" / name, HINT)
                 found[name] = _planned(name, entry.labels, entry.settings, entry.data_fingerprint, facts)
-        return [*(found | self.kept()).values()]
+        return found
 
     def find_done(self, cells: Sequence[Cell]) -> set[str]:
         """Return the names of cells that have a record. Raises UserError for a record of other settings, data or encoder."""

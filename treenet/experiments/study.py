@@ -273,9 +273,10 @@ def _check_with_done(study: Study, ledger: Ledger) -> list[str]:
     Raises UserError if the cells of the grid are not of one study with those that are done, also of earlier grids.
     """
     indices = {data: read_index(data / "encoded") for data in {cell.config.data for cell in study.cells}}
-    planned = study.recording.plan(study.cells, indices, ledger, study.out)
+    kept = study.recording.kept()
+    planned = [*(study.recording.plan(study.cells, indices, ledger, study.out) | kept).values()]
     check_one_study(planned, study.form.system)
-    done = {name for name, entry in ledger.entries.items() if entry.status == DONE} | study.recording.kept().keys()
+    done = {name for name, entry in ledger.entries.items() if entry.status == DONE} | kept.keys()
     alike = [f"warning: {data}: {describe_agreement(index)}" for data, index in indices.items() if keeps_most_shapes(index)]
     return [*alike, *study.describe_start(planned, [cell for cell in study.cells if cell.name not in done])]
 

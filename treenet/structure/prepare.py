@@ -1,4 +1,4 @@
-"""What layers read of compact trees: masks and matrices, made once per batch on the device of their spans.
+"""Masks and matrices of compact trees, which layers read. They are made once per batch, on the device of the spans.
 
 No index lists, no wait: every tensor follows from comparisons of positions with spans, in a few kernels that `torch.compile`
 fuses.
