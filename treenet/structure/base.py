@@ -180,33 +180,25 @@ class SpanTable:
         """Return the number of nodes of each subtree with its root [B, N]; 0 for padding."""
         return np.where(self.node_pad_mask, 0, self.subtree_end - np.arange(self.num_nodes))
 
+    @cached_property
     def depth(self) -> np.ndarray:
         """Return the number of proper ancestors of each node [B, N]."""
-        return self._depth
-
-    @cached_property
-    def _depth(self) -> np.ndarray:
         first = np.broadcast_to(np.arange(self.num_nodes), self.start.shape)
-        return self._count_open(first, self.subtree_end, self.num_nodes) - ~self.node_pad_mask
+        opened, closed = (self._count_edges(edge, self.num_nodes) for edge in (first, self.subtree_end))
+        return (opened - closed)[:, :-1] - ~self.node_pad_mask
 
     def count_until(self, edge: np.ndarray) -> np.ndarray:
         """Return [B, L + 1]: how many real nodes have an `edge` [B, N] at each leaf or before it."""
-        tree, node = np.nonzero(~self.node_pad_mask)
-        counts = np.zeros((len(edge), self.num_leaves + 1), dtype=np.int64)
-        np.add.at(counts, (tree, edge[tree, node]), 1)
-        return counts.cumsum(axis=1)
+        return self._count_edges(edge, self.num_leaves)
 
     def leaf_depth(self) -> np.ndarray:
         """Return the number of ancestors of each leaf [B, L]."""
-        return self._count_open(self.start, self.end, self.num_leaves)
+        return (self.count_until(self.start) - self.count_until(self.end))[:, :-1]
 
-    def _count_open(self, first: np.ndarray, last: np.ndarray, width: int) -> np.ndarray:
-        """Return [B, width]: how many of the intervals [first, last) of real nodes hold each index, in time linear in both."""
-        real = ~self.node_pad_mask
-        row = np.broadcast_to(np.arange(len(first))[:, None] * (width + 1), first.shape)[real]
-        cells = len(first) * (width + 1)
-        change = np.bincount(row + first[real], minlength=cells) - np.bincount(row + last[real], minlength=cells)
-        return change.reshape(len(first), width + 1).cumsum(axis=1)[:, :width]
+    def _count_edges(self, edge: np.ndarray, last: int) -> np.ndarray:
+        """Return [B, last + 1]: how many real nodes have an `edge` [B, N] at each index or before it, in time linear in both."""
+        cell = (np.arange(len(edge))[:, None] * (last + 1) + edge)[~self.node_pad_mask]
+        return np.bincount(cell, minlength=len(edge) * (last + 1)).reshape(len(edge), -1).cumsum(axis=1)
 
     def _check(self) -> None:
         """Raise UserError unless spans lie within their sentences and parents, and after the subtrees that end before them."""
@@ -231,7 +223,7 @@ class SpanTable:
         has as many nodes as `depth` has. So every subtree that holds a node is on its chain, and no two subtrees cross.
         """
         tree, node = np.nonzero(~self.node_pad_mask)
-        depth = self.depth()[tree, node]
+        depth = self.depth[tree, node]
         levels = int(depth.max(initial=0)) + 1
         key = (tree * levels + depth) * self.num_nodes + node
         order = np.sort(key)
@@ -315,7 +307,7 @@ class NodeLookup:
 def find_parents(table: SpanTable) -> tuple[np.ndarray, np.ndarray]:
     """Return the parents of all real nodes and of all real leaves, as numbers of flat nodes; -1 for no parent."""
     tree, node = np.nonzero(~table.node_pad_mask)
-    start, depth = table.start[tree, node], table.depth()[tree, node]
+    start, depth = table.start[tree, node], table.depth[tree, node]
     find = NodeLookup(tree, depth, start, table.num_leaves)
     leaf_tree, leaf = np.nonzero(~table.leaf_pad_mask)
     return find(tree, depth - 1, start), find(leaf_tree, table.leaf_depth()[leaf_tree, leaf] - 1, leaf)

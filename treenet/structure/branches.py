@@ -113,7 +113,7 @@ class BranchMaps:
         """Build the maps. `sparse` overrides the choice by size."""
         num_nodes, num_leaves = table.num_nodes, table.num_leaves
         positions = num_nodes + num_leaves
-        start, length, depth = table.start.ravel(), table.length.ravel(), table.depth().ravel()
+        start, length, depth = table.start.ravel(), table.length.ravel(), table.depth.ravel()
         upper, offset, _ = expand(table.subtree_size.ravel())
         lower = upper + offset
         leaf_depth = table.leaf_depth().ravel()
@@ -180,7 +180,7 @@ class Depths:
     @classmethod
     def build(cls, table: SpanTable) -> "Depths":
         leaf = table.leaf_depth()
-        return cls(to_int32(table.depth()), to_int32(leaf), round_up(int(leaf.max()), WIDTH_MULTIPLE))
+        return cls(to_int32(table.depth), to_int32(leaf), round_up(int(leaf.max()), WIDTH_MULTIPLE))
 
 
 @dataclass

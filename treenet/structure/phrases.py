@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from treenet.config import PHRASE_LEVELS
-from treenet.structure.base import SpanTable, Structure, expand, find_parents
+from treenet.structure.base import SpanTable, Structure, expand, find_parents, pad
 
 NO_TAG = -1  # of a phrase without a node (a single leaf), and of padding
 
@@ -38,14 +38,13 @@ class PhraseLevels(Structure):
     def build(cls, table: SpanTable, labels: Sequence[np.ndarray], words: Sequence[np.ndarray]) -> "PhraseLevels":
         """Build the levels from `labels[b]` [N_b] of the nodes and `words[b]` [L_b], the word of every leaf, ascending."""
         tree, index = np.nonzero(~table.node_pad_mask)
-        start, end, depth = (x[tree, index] for x in (table.start, table.end, table.depth()))
+        start, end, depth = (x[tree, index] for x in (table.start, table.end, table.depth))
         parent, above_leaf = find_parents(table)
         top, level = _skip_chains(start, end, depth, parent)
         leaf_tree, leaf = np.nonzero(~table.leaf_pad_mask)
         over = top[above_leaf]
 
-        word = np.zeros(table.leaf_pad_mask.shape, dtype=np.int64)
-        word[leaf_tree, leaf] = np.concatenate(words)
+        word, _ = pad(words, 0)
         is_top = top[:-1] == np.arange(len(start))
         several = is_top & (parent >= 0) & (word[tree, start] != word[tree, end - 1])
         divided = np.zeros(len(top), dtype=bool)
@@ -125,9 +124,7 @@ class SplitPoints(Structure):
     def build(cls, table: SpanTable, words: Sequence[np.ndarray]) -> "SplitPoints":
         """Build from `words[b]` [L_b], the word of every leaf, ascending."""
         example, start, gold, end = _binary_spans(table)
-        leaf_tree, leaf = np.nonzero(~table.leaf_pad_mask)
-        word = np.full(table.leaf_pad_mask.shape, -1)
-        word[leaf_tree, leaf] = np.concatenate(words)
+        word, _ = pad(words, -1)
         begins = (np.diff(word, axis=1, prepend=-1) != 0) & ~table.leaf_pad_mask
         places = np.nonzero(begins)[1]  # of the first leaves of words, example after example
         before = np.concatenate([[0], begins.ravel().cumsum()])  # words that begin before a flat leaf

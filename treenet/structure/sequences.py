@@ -36,7 +36,7 @@ class LinearizedTrees(Structure):
     @classmethod
     def build(cls, table: SpanTable) -> "LinearizedTrees":
         """Build from a span table."""
-        leaf, node, depth = np.arange(table.num_leaves), np.arange(table.num_nodes), table.depth()
+        leaf, node, depth = np.arange(table.num_leaves), np.arange(table.num_nodes), table.depth
         # Before a leaf are the brackets that opened at it or before it, and those that closed.
         place_of_leaf = leaf + table.count_until(table.start)[:, :-1] + table.count_until(table.end)[:, :-1]
         opened = table.start + node + (node - depth)
@@ -76,7 +76,7 @@ class Actions(Structure):
         table = SpanTable.build(leaves.lengths, _select(spans, kept))
         label = Ragged.of(labels).flat[kept]
         tree, node = np.nonzero(~table.node_pad_mask)
-        start, end, subtree_end, depth = (x[tree, node] for x in (table.start, table.end, table.subtree_end, table.depth()))
+        start, end, subtree_end, depth = (x[tree, node] for x in (table.start, table.end, table.subtree_end, table.depth))
         leaf_tree, leaf = np.nonzero(~table.leaf_pad_mask)
         # A node is opened after its earlier leaves and nodes, and after its earlier nodes but its ancestors were closed twice.
         opened = 1 + start + node + 2 * (node - depth)
