@@ -25,10 +25,9 @@ from treenet.layers.attention import (
     GrowingPast,
     SelfAttention,
     StaticPast,
-    as_bias,
     padding_to_attend_mask,
 )
-from treenet.layers.scaled_dot_product import attend, attend_subtrees, attention_weights
+from treenet.layers.scaled_dot_product import as_bias, attend, attend_subtrees, attention_weights
 from treenet.structure import TreeStructure, choose_attention_path
 from treenet.structure.attention_maps import WINDOW
 

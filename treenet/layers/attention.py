@@ -109,11 +109,6 @@ class Paths:
         self.table = grown(self.table, 2, capacity, _NOWHERE)
 
 
-def as_bias(attend_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what to add to the scores of attention: 0 where `attend_mask` is True, else -inf. So no layer converts the mask."""
-    return torch.zeros(attend_mask.shape, dtype=dtype, device=attend_mask.device).masked_fill_(~attend_mask, -torch.inf)
-
-
 def grown(x: Tensor, dim: int, size: int, filling: int = 0) -> Tensor:
     """Copy `x` into a tensor with `size` entries along `dim`. The new entries are `filling`."""
     shape = list(x.shape)

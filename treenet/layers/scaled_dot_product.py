@@ -43,6 +43,11 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def as_bias(attend_mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what to add to the scores of attention: 0 where `attend_mask` is True, else -inf. So no layer converts the mask."""
+    return torch.zeros(attend_mask.shape, dtype=dtype, device=attend_mask.device).masked_fill_(~attend_mask, -torch.inf)
+
+
 def fused_attention(queries: Tensor, keys: Tensor, values: Tensor, maps: TwoCalls | Windows, num_heads: int) -> Tensor:
     """Map queries, keys, values [B, S, D] on the CPU to [B, S, D]."""
     if isinstance(maps, TwoCalls):
@@ -67,11 +72,6 @@ class _Call:
     bias: Tensor | None  # [R, 1, T, keys], added to scores
 
 
-def _bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return the bias of scores for a bool mask, True = may attend."""
-    return None if mask is None else torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
-
-
 def _calls(num_leaves: int, leaf_mask: Tensor | None, node_maps: Sequence[Tensor], dtype: torch.dtype) -> Iterator[_Call]:
     """Return the calls of a path. The first call is the one over most keys.
 
@@ -79,9 +79,9 @@ def _calls(num_leaves: int, leaf_mask: Tensor | None, node_maps: Sequence[Tensor
     each tree.
     """
     trees, leaves, nodes, everything = slice(None), slice(0, num_leaves), slice(num_leaves, None), slice(None)
-    on_leaves = _Call((trees, leaves), (trees, leaves), _bias(leaf_mask, dtype))
+    on_leaves = _Call((trees, leaves), (trees, leaves), None if leaf_mask is None else as_bias(leaf_mask, dtype))
     if len(node_maps) == 1:
-        yield _Call((trees, nodes), (trees, everything), _bias(node_maps[0], dtype))
+        yield _Call((trees, nodes), (trees, everything), as_bias(node_maps[0], dtype))
         yield on_leaves
         return
     yield on_leaves
@@ -97,7 +97,7 @@ def _calls(num_leaves: int, leaf_mask: Tensor | None, node_maps: Sequence[Tensor
     for b, count in enumerate(wide_count.tolist()):
         if count:
             mask = wide_mask[b, None, :, :count]
-            yield _Call(wide_query[b, :count], (slice(b, b + 1), everything), _bias(mask, dtype))
+            yield _Call(wide_query[b, :count], (slice(b, b + 1), everything), as_bias(mask, dtype))
 
 
 def _read(x: Tensor, place: Place) -> Tensor:

@@ -25,7 +25,6 @@ from treenet.layers.attention import (
     KeysValues,
     Paths,
     StaticPast,
-    as_bias,
     grown,
     padding_to_attend_mask,
 )
@@ -34,6 +33,7 @@ from treenet.layers.blocks import DecoderLayer, SinusoidalPositions, end_stack
 from treenet.layers.convolution import CausalConvolution, Kernels, kernel_size
 from treenet.layers.core import Dropout, Modules, WordDropout
 from treenet.layers.relations import RelativeCausalSelfAttention
+from treenet.layers.scaled_dot_product import as_bias
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding
 from treenet.structure import TreeStructure
 
