@@ -20,9 +20,6 @@ from treenet.data.batch import TreeBatch
 from treeproc.common.errors import UserError
 from treeproc.shards.schema import EOS_ID, PAD_ID
 
-# What a chooser takes of log-probabilities: values and pieces, each [R, F], or all of them [R, V].
-Proposals = tuple[Tensor, Tensor] | Tensor
-
 
 class TakesAllAtOnce:
     """A chooser that takes the log-probabilities of all decoded hypotheses, in one part; see `Chooser`."""
