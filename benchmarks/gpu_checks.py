@@ -54,14 +54,18 @@ def trainer_on(config: TrainConfig, device: torch.device) -> Trainer:
     return Trainer(build_task(config), Ranks(0, 1, device))
 
 
+def gradients(config: TrainConfig, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the gradient of each parameter in the first step."""
+    trainer = trainer_on(config, device)
+    trainer.train_step.compute_gradient(trainer.micro_batches.rank_batch(trainer.plan.batch(0)), trainer.micro_batches, 0)
+    return {name: parameter.grad for name, parameter in trainer.train_step.model.named_parameters()}
+
+
 def gradient_error(config: TrainConfig, device: torch.device) -> float:
     """Return the largest relative error of a parameter's gradient against the CPU's, with dropout by the same masks."""
-    gradients = []
-    for one in (torch.device("cpu"), device):
-        trainer = trainer_on(config, one)
-        trainer.train_step.compute_gradient(trainer.micro_batches.rank_batch(trainer.plan.batch(0)), trainer.micro_batches, 0)
-        gradients.append({name: p.grad.double().cpu() for name, p in trainer.train_step.model.named_parameters()})
-    ours, theirs = gradients
+    ours, theirs = (
+        {name: g.double().cpu() for name, g in gradients(config, one).items()} for one in (torch.device("cpu"), device)
+    )
     scale = max(float(gradient.norm()) for gradient in ours.values())
     return max(float((theirs[name] - gradient).norm()) for name, gradient in ours.items()) / scale
 
@@ -81,12 +85,8 @@ def unequal_hypotheses(name: str, device: torch.device) -> int:
 
 def unequal_bits(config: TrainConfig, device: torch.device) -> int:
     """Return the number of parameters whose gradients differ between two runs of the same step."""
-    gradients = []
-    for _ in range(2):
-        trainer = trainer_on(config, device)
-        trainer.train_step.compute_gradient(trainer.micro_batches.rank_batch(trainer.plan.batch(0)), trainer.micro_batches, 0)
-        gradients.append([parameter.grad.clone() for parameter in trainer.train_step.model.parameters()])
-    return sum(not torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    first, again = (gradients(config, device) for _ in range(2))
+    return sum(not torch.equal(gradient, again[name]) for name, gradient in first.items())
 
 
 def waits_of_step(config: TrainConfig, device: torch.device) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from measure import emit
+from scale import Memory
 
 from treeproc.common.cache import find_changed
 from treeproc.shards import records as records_module
@@ -29,17 +30,11 @@ ROWS = 1_000_000_000
 T = TypeVar("T")
 
 
-def held_mb() -> float:
-    """Return the anonymous memory of this process, in MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1000
-
-
 def measure(name: str, work: Callable[[], T]) -> T:
     """Print the seconds of the work and the memory that its result holds; returns the result."""
-    before, began = held_mb(), time.monotonic()
+    before, began = Memory.now(), time.monotonic()
     result = work()
-    emit("index_parts", name, "seconds", time.monotonic() - began, held_mb=round(held_mb() - before, 1))
+    emit("index_parts", name, "seconds", time.monotonic() - began, held_mb=round(Memory.now() - before, 1))
     return result
 
 

@@ -105,9 +105,7 @@ def build_structure(case: LayerCase, options: argparse.Namespace) -> TreeStructu
 
 def time_build(structure: TreeStructure) -> float:
     """Return the CPU seconds to build the maps, as the loader's thread does it; best of five."""
-    spans = torch.stack([structure.start, structure.end, structure.subtree_end], dim=2).numpy(force=True)
-    leaves, nodes = ((~mask).sum(1).tolist() for mask in (structure.leaf_pad_mask, structure.node_pad_mask))
-    spans = [rows[:count] for rows, count in zip(spans, nodes, strict=True)]
+    leaves, spans = structure.unpadded()
     return min(time_once(lambda: TreeStructure.build(leaves, spans), torch.device("cpu")) for _ in range(5))
 
 

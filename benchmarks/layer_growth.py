@@ -12,13 +12,12 @@ import argparse
 from pathlib import Path
 
 import torch
-from layer import LayerConfig, TreeDefaults
+from layer import SLOW_LIMIT_BYTES, LayerConfig, TreeDefaults
 from layer_baselines import SlowTreeAttention, slow_bytes
 from layer_trees import random_structure
 from measure import Step, emit, time_interleaved
 
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-SLOW_LIMIT_BYTES = 4e9
 CURVES = {"plain": "plain layer", "tree": "tree layer", "accumulation": "accumulation alone", "naive": "tensor S as written"}
 
 

@@ -9,10 +9,9 @@ those are counted that are tagged as a verb and RB.
 """
 
 import argparse
-import gzip
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import sacremoses
 from measure import emit
 
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
-from treeproc.readers import FORMATS
+from treeproc.readers import FORMATS, read_lines
 from treeproc.readers.line_forms import undo_moses
 from treeproc.stages.preprocess import SAMPLE
 from treeproc.trees.scores import PUNCTUATION
@@ -116,11 +115,6 @@ def to_moses(sentences: Sequence[dict]) -> list[dict]:
     return [undo_moses({"source": " ".join(tokenizer.tokenize(sentence["source"]))}) for sentence in sentences]
 
 
-def lines_of(path: Path) -> Iterator[str]:
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        yield from file
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--brackets", type=Path, help="gold trees of the first --conllu file's sentences")
@@ -129,7 +123,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="negations of the shipped sample alone")
     options = parser.parse_args()
     if options.quick:
-        sample = [{"source": line} for line in lines_of(SAMPLE / "train.en.gz") if "n't" in line][:QUICK_LINES]
+        sample = [{"source": line} for line in read_lines([SAMPLE / "train.en.gz"]) if "n't" in line][:QUICK_LINES]
         count_negations("sample", to_moses(sample))
         return
     for number, path in enumerate(options.conllu):
@@ -139,7 +133,7 @@ def main() -> None:
             gold = [row | {"trees": tree["trees"]} for row, tree in zip(gold, trees, strict=True)]
         score_tags(path.name, gold, to_moses(gold), trees=has_trees)
     if options.moses:
-        rows = [undo_moses({"source": line.strip()}) for path in options.moses for line in lines_of(path)]
+        rows = [undo_moses({"source": line}) for line in read_lines(options.moses)]
         count_negations("moses files", rows)
 
 

@@ -11,7 +11,6 @@ turns.
 """
 
 import argparse
-import gzip
 import statistics
 import time
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from treeproc.extras.parser_training.results import BATCH_WORDS
 from treeproc.parsers import ParserConfig, build_parser
 from treeproc.parsers.parse_scores import ScoredParser
 from treeproc.parsers.shift_reduce import Tagged
+from treeproc.readers import read_lines
 from treeproc.shards.schema import SCORE_PLACES
 from treeproc.trees.scores import score_sentence
 
@@ -64,8 +64,7 @@ def correlate(config: Path) -> None:
 
 def lines_of(path: Path, count: int) -> list[str]:
     """Return the first lines with text."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return list(islice((line.strip() for line in file if line.strip()), count))
+    return list(islice(filter(None, read_lines([path])), count))
 
 
 def compare_batches(lines: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ import html
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import stanza
@@ -31,6 +32,7 @@ from measure import emit
 
 from treeproc.parsers import Given, ParsedLine, ParserConfig, build_parser, find_models
 from treeproc.parsers.stanza_parser import span_tree, stanza_options
+from treeproc.readers import read_lines
 from treeproc.stages.preprocess import SAMPLE
 from treeproc.trees.spans import write_brackets
 
@@ -41,8 +43,7 @@ CURVE = (512, 1024, 2048, 4096, 8192, 16384)
 
 def read_captions(path: str | Path, count: int) -> list[str]:
     """Return the first lines of a file of captions, stripped, without empty ones."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [line.strip() for _, line in zip(range(count), lines, strict=False) if line.strip()]
+    return [line for line in islice(read_lines([Path(path)]), count) if line]
 
 
 def read_wmt(path: str, count: int) -> list[str]:

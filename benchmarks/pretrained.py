@@ -16,13 +16,13 @@ of 384) and random weights, and its tokenizer learns from the same lines.
 """
 
 import argparse
-import gzip
 import tempfile
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import torch
-from measure import Times, emit, time_once
+from measure import emit, time_interleaved
 from torch import Tensor
 
 from treenet.config import TrainConfig
@@ -32,6 +32,7 @@ from treenet.models.pretrained import PretrainedLeaves
 from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer
+from treeproc.readers import read_lines
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import read_index
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
@@ -41,8 +42,7 @@ CPU = torch.device("cpu")
 
 
 def sample_lines(count: int) -> list[str]:
-    with gzip.open(SAMPLE / "train.en.gz", "rt", encoding="utf-8") as file:
-        return [line.strip() for line, _ in zip(file, range(count), strict=False)]
+    return list(islice(read_lines([SAMPLE / "train.en.gz"]), count))
 
 
 def write_encoder(folder: Path, lines: list[str]) -> Path:
@@ -75,18 +75,6 @@ def write_data(folder: Path, lines: list[str], encoder: Path) -> Path:
     return folder / "data"
 
 
-def in_turns(steps: dict[str, Callable[[], None]], rounds: int) -> Times:
-    """Time every step once a round, in an order that turns, after a first call that does not count."""
-    names, times = list(steps), Times({name: [] for name in steps})
-    for step in steps.values():
-        step()
-    for index in range(rounds):
-        shift = index % len(names)
-        for name in names[shift:] + names[:shift]:
-            times.seconds[name].append(time_once(steps[name], CPU))
-    return times
-
-
 def measure_encoding(data: Path, encoder: Path, scratch: Path, rounds: int) -> None:
     from transformers import AutoModel
 
@@ -117,7 +105,7 @@ def measure_encoding(data: Path, encoder: Path, scratch: Path, rounds: int) -> N
         for record in records:
             worker(record, "again")
 
-    times = in_turns({"theirs": their_loop, "ours": our_job}, rounds)
+    times = time_interleaved({"theirs": their_loop, "ours": our_job}, CPU, rounds, float("inf"))
     ratio, spread = times.ratio("theirs", "ours")
     emit("pretrained", "encode", "encode_rate", ratio, texts_per_s=round(len(texts) / times.best("ours"), 1), **spread)
 
@@ -160,7 +148,7 @@ def measure_update(data: Path, encoder: Path, states: Path, rounds: int, tokens:
         "theirs": their_update,
         "layers": lambda: layers.train_step.update(of_layers, layers.micro_batches, 0) and None,
     }
-    times = in_turns(steps, rounds)
+    times = time_interleaved(steps, CPU, rounds, float("inf"))
     times.seconds["parts"] = [a + b for a, b in zip(times.seconds["theirs"], times.seconds["layers"], strict=True)]
     _, spread = times.ratio("ours", "parts")
     ratio = times.best("ours") / (times.best("theirs") + times.best("layers"))

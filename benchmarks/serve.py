@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from measure import emit
 
-from treeproc.readers.numbered_lines import read_byte_lines
+from treeproc.readers import read_lines
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SENTENCES = REPOSITORY / "treeproc" / "sample" / "test.en.gz"
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--batch-requests", type=int, nargs="+", default=[32, 1])
     parser.add_argument("--seconds", type=float, default=10)
     args = parser.parse_args()
-    lines = read_sentences()
+    lines = list(read_lines([SENTENCES]))
     for batch_requests in args.batch_requests:
         command = [sys.executable, str(REPOSITORY / "workflows" / "serve.py"), "--out", str(args.run), "port=0"]
         server = subprocess.Popen(
@@ -61,11 +61,6 @@ def main() -> None:
         finally:
             server.terminate()
             server.wait()
-
-
-def read_sentences() -> list[str]:
-    """English lines of the shipped sample."""
-    return [line.decode() for line in read_byte_lines(SENTENCES)]
 
 
 def send_for(address: str, lines: list[str], clients: int, seconds: float) -> tuple[list[float], float]:

@@ -3,14 +3,12 @@
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import fields, is_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from measure import Times, emit, time_once
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from treenet.config import TrainConfig
@@ -18,20 +16,12 @@ from treenet.data.examples import Prefetcher
 from treenet.data.loader_processes import LoaderProcesses
 from treenet.data.loader_server import DEPTH
 from treenet.data.packing import Packed, pack
+from treenet.structure.base import tensors_of
 from treenet.tasks.base import build_task
 from treenet.training.batch_stream import OpenTraining, TrainingData
 
 CPU, ACCELERATOR = torch.device("cpu"), torch.device("meta")  # "meta" asks for batches as a GPU does, and takes no time
 NAMES = {"tree": "tree_transformer", "plain": "transformer"}
-
-
-def tensor_bytes(value: Any) -> int:
-    """Return the bytes of all tensors of a batch, as separate copies."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, list | tuple):
-        return sum(map(tensor_bytes, value))
-    return sum(tensor_bytes(getattr(value, field.name)) for field in fields(value)) if is_dataclass(value) else 0
 
 
 def measure_loader(case: str, data: Path, config: Callable[..., TrainConfig], steps: int, rounds: int) -> None:
@@ -55,7 +45,8 @@ def measure_loader(case: str, data: Path, config: Callable[..., TrainConfig], st
     leaves = sum(int(source.lengths["leaves"][plan.batch(step)].sum()) for step in range(steps))
     for kind in made:
         emit("training", case, f"{kind}_leaves_per_s", leaves / times.best(kind), leaves_a_batch=leaves // steps, rounds=rounds)
-        emit("training", case, f"{kind}_bytes", found[kind].layout.num_bytes, separate=tensor_bytes(found[kind].unpack()))
+        separate = sum(tensor.nbytes for tensor in tensors_of(found[kind].unpack()))
+        emit("training", case, f"{kind}_bytes", found[kind].layout.num_bytes, separate=separate)
     ratio, spread = times.ratio("tree_index_lists", "tree")
     emit("training", case, "index_lists_to_spans", ratio, **spread)
     steps_of_stream = range(10 + 10 * steps)
