@@ -180,19 +180,12 @@ def build_world(folder: Path) -> None:
         write_tokenizer(folder / "tokenizers" / family, family)
     _call("report", ["--out", str(folder / "page"), str(folder / "run"), "sentences=1", "bootstrap_samples=20"])
     _call("export", [str(folder / "run"), "--out", str(folder / "exported")])
-    output = ""
-    for workflow, name in (
-        ("evaluate", "run"),
-        ("probe", "run"),
-        ("unsupervised_parse", "lm"),
-        ("score_lm", "lm"),
-        ("translate", "run"),
-    ):
+    output, reads = "", {"evaluate": "run", "probe": "run", "unsupervised_parse": "lm", "score_lm": "lm", "translate": "run"}
+    for workflow, name in reads.items():
         path = folder / f"{workflow}.yaml"
         path.write_text(yaml.safe_dump(configs[workflow]))
         output = _call(workflow, ["--config", str(path), "--out", str(folder / name)])
-    made_in = {"train_wmt": "run", "train_classifier": "classifier", "train_lm": "lm", "evaluate": "run", "probe": "run"}
-    made_in |= {"translate": "run", "unsupervised_parse": "lm", "score_lm": "lm"}
+    made_in = {"train_wmt": "run", "train_classifier": "classifier", "train_lm": "lm", **reads}
     found = {workflow: results(workflow, folder / name, output) for workflow, name in made_in.items()}
     (folder / "results.json").write_text(json.dumps(found))
     (folder / "done.json").write_text(json.dumps(sorted(path.name for path in folder.iterdir())))

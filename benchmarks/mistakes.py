@@ -34,7 +34,6 @@ class Mistake(NamedTuple):
     command: str
     says: str  # a regular expression that the line holds
     status: int = 2
-    input: str = ""
 
 
 MISTAKES = (
@@ -85,12 +84,8 @@ MISTAKES = (
 )  # fmt: skip
 
 
-def run(command: str, folder: Path, status: int | None = 0, given: str = "") -> str:
-    done = subprocess.run([*COMMAND, *command.split()], cwd=folder, input=given, capture_output=True, text=True)
-    said = done.stderr + done.stdout
-    if status is not None and done.returncode != status:
-        raise AssertionError(f"status {done.returncode}, not {status}: {said[-1500:]}")
-    return said
+def run(command: str, folder: Path) -> subprocess.CompletedProcess:
+    return subprocess.run([*COMMAND, *command.split()], cwd=folder, input="", capture_output=True, text=True)
 
 
 def make_world(folder: Path) -> None:
@@ -128,21 +123,25 @@ def make_world(folder: Path) -> None:
             writer.writerows(found)
     (folder / "conf").mkdir()
     (folder / "conf" / "mine.yaml").write_text("data: dd\n")
-    run(f"preprocess --out d {DATA}", folder)
-    run(f"train --out t data=d {TINY}", folder)
-    run(f"preprocess --out c {LABELLED}", folder)
-    run(f"train --out k data=c task=classification {TINY}", folder)
-    run(f"preprocess --out e {DATA} splits.test.source=[valid.en] splits.test.target=[valid.de]", folder)
-    run(f"train --out u data=e {TINY}", folder)
-    run("evaluate --out t", folder)
-    run("evaluate --out u", folder)
-    run(f"train --out moved data=e {TINY}", folder)
+    for command in (
+        f"preprocess --out d {DATA}",
+        f"train --out t data=d {TINY}",
+        f"preprocess --out c {LABELLED}",
+        f"train --out k data=c task=classification {TINY}",
+        f"preprocess --out e {DATA} splits.test.source=[valid.en] splits.test.target=[valid.de]",
+        f"train --out u data=e {TINY}",
+        "evaluate --out t",
+        "evaluate --out u",
+        f"train --out moved data=e {TINY}",
+    ):
+        if (done := run(command, folder)).returncode:
+            raise AssertionError(f"status {done.returncode}, not 0: {(done.stderr + done.stdout)[-1500:]}")
     (folder / "e").rename(folder / "elsewhere")
 
 
 def answer(mistake: Mistake, folder: Path) -> str:
     """Return "" if the mistake gets its line, else what is wrong."""
-    done = subprocess.run([*COMMAND, *mistake.command.split()], cwd=folder, input=mistake.input, capture_output=True, text=True)
+    done = run(mistake.command, folder)
     said = done.stderr + (done.stdout if mistake.status == 0 else "")
     shutil.rmtree(folder / "x", ignore_errors=True)
     lines = [line for line in said.splitlines() if re.search(mistake.says, line)]

@@ -52,7 +52,7 @@ def draw_sizes(count: int) -> tuple[np.ndarray, np.ndarray]:
     return leaves, targets
 
 
-def write_metadata(encoded: Path, rows: int, *, counts: bool = True) -> int:
+def write_metadata(encoded: Path, rows: int) -> int:
     """Write DATA/encoded of one split, `train`, in shards of the default size, and return their number."""
     encoded.mkdir(parents=True)
     per_shard = auto_rows_per_shard(rows)
@@ -78,7 +78,7 @@ def write_metadata(encoded: Path, rows: int, *, counts: bool = True) -> int:
         lengths.close()
         counted.close()
         lengths_file.truncate()
-    files = {name: "0" * 64 for name in ((LENGTHS, SIZE_COUNTS) if counts else (LENGTHS,))}
+    files = dict.fromkeys((LENGTHS, SIZE_COUNTS), "0" * 64)
     fingerprints = {f"{kind}_fingerprint": kind for kind in ("text", "tree", "vocab")}
     write_index(encoded, records, fingerprint="scale", files=files, **fingerprints)
     return len(sizes)
