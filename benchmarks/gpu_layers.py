@@ -17,7 +17,8 @@ from measure import Step, time_interleaved
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from treenet.layers.blocks import EncoderLayer
+from treenet.layers.attention import SelfAttention
+from treenet.layers.scaled_dot_product import merge_heads
 from treenet.structure import TreeStructure
 from treenet.structure.prepare import prepare
 
@@ -43,23 +44,21 @@ CASES = {
 QUICK_CASES = {"tiny, sentences": LayerCase(4, 12, 8, d_model=32, d_ff=64, num_heads=4)}
 
 
-class PackedLayer(nn.Module):
-    """A plain layer over concatenated sentences, without padding. A position attends to its own sentence."""
+class PackedAttention(nn.Module):
+    """A plain self-attention over concatenated sentences, without padding. A position attends to its own sentence."""
 
-    def __init__(self, layer: EncoderLayer, sentence: Tensor, num_heads: int):
+    def __init__(self, attention: SelfAttention, sentence: Tensor):
         """`sentence` [T] is the sentence of each position."""
         super().__init__()
-        self.layer, self.num_heads = layer, num_heads
+        self.attention = attention
         self.mask: BlockMask = create_block_mask(
             lambda b, h, query, key: sentence[query] == sentence[key], None, None, len(sentence), len(sentence), sentence.device
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [1, T, D] -> [1, T, D]."""
-        attention = self.layer.self_attention
-        queries, keys, values = map(attention.split_heads, attention.queries_keys_values(x).chunk(3, dim=2))
-        attended = flex_attention(queries, keys, values, block_mask=self.mask)
-        return self.layer.finish(x, attention.output(attended.transpose(1, 2).flatten(2)))
+        queries, keys, values = map(self.attention.split_heads, self.attention.project(x))
+        return self.attention.output(merge_heads(flex_attention(queries, keys, values, block_mask=self.mask)))
 
 
 def build_structure(case: LayerCase, device: torch.device) -> TreeStructure:
@@ -95,7 +94,8 @@ def measure_layers(report: Report, name: str, case: LayerCase, device: torch.dev
     }
     if compiled and device.type == "cuda":  # on CPUs FlexAttention has no backward pass
         sentence = torch.arange(case.batch, device=device).repeat_interleave(width)
-        packed_layer = torch.compile(PackedLayer(flex, sentence, case.num_heads))
+        flex.self_attention = PackedAttention(flex.self_attention, sentence)
+        packed_layer = torch.compile(flex)
         steps["FlexAttention, packed"] = Step([packed, *flex.parameters()], lambda: packed_layer(packed), half)
     times = time_interleaved(steps, device, rounds, float("inf"))
     entries = count_entries(structure)

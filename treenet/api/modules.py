@@ -12,6 +12,7 @@ from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import CrossAttention, SelfAttention, padding_to_attend_mask
 from treenet.layers.blocks import attend_mask_of, position_pad_mask, prepare_trees, run_layers
 from treenet.layers.scaled_dot_product import attention_weights
+from treenet.models.composed import compute_weights
 from treenet.models.encoders.base import build_layers
 from treenet.models.encoders.tree import build_tree_attention
 from treenet.structure import TreeStructure
@@ -234,7 +235,7 @@ class TreeAttention(nn.Module):
         out = self.attention(query, keys_values, attend_mask, structure=structure)
         if not need_weights:
             return out, None
-        return out, attention_weights(self.attention.split_heads(self.attention.queries(query)), keys_values[0], attend_mask)
+        return out, compute_weights(self.attention, query, keys_values, attend_mask)
 
 
 def _check_queries(query: Tensor, batch: int, width: int) -> None:

@@ -153,12 +153,8 @@ class EncoderLayer(_Layer):
 
         With `num_leaves`, positions from there on are nodes.
         """
-        attended = self.self_attention(self.enter(self.self_attention_norm, x), *inputs, **named_inputs)
-        return self.finish(x, attended, num_leaves)
-
-    def finish(self, x: Tensor, attended: Tensor, num_leaves: int | None = None) -> Tensor:
-        """Compute the rest of the layer after self-attention, both [B, S, D] -> [B, S, D]."""
         before = x
+        attended = self.self_attention(self.enter(self.self_attention_norm, x), *inputs, **named_inputs)
         x = self.leave(self.self_attention_norm, x, attended, num_leaves)
         mapped = self.feed_forward(self.enter(self.feed_forward_norm, x), num_leaves)
         return self.end(before, self.leave(self.feed_forward_norm, x, mapped, num_leaves))

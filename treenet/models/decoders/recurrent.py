@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, padding_to_attend_mask
-from treenet.layers.core import Dropout, Modules, build_linear
-from treenet.layers.recurrent import run_layer
+from treenet.layers.core import Dropout, build_linear
+from treenet.layers.recurrent import build_lstm, run_layer
 from treenet.models.decoders.transformer import Decoder, DecoderState
 from treenet.models.encoders.base import LSTMEncoder, Memory, PieceEmbedding
 
@@ -42,7 +42,7 @@ class RecurrentDecoder(Decoder[LSTMEncoder, RecurrentMemory, DecoderState]):
         width = config.d_model
         self.embedding = embedding
         self.dropout = Dropout(config.dropout)
-        self.layers = Modules([nn.LSTM(width, width, batch_first=True) for _ in range(config.num_decoder_layers)])
+        self.layers = build_lstm(width, width, config.num_decoder_layers)
         self.begins_with = config.recurrent.start
         if self.begins_with == "attention":
             self.pooling = nn.Sequential(
