@@ -23,8 +23,7 @@ from treenet.analysis.attention_stats import Group, PhraseSums, read_labels
 from treenet.data.batch import TreeBatch, count_leaves, in_order
 from treenet.data.splits import read_split
 from treenet.layers.attention import SelfAttention
-from treenet.layers.scaled_dot_product import attention_weights
-from treenet.models.composed import Seq2Seq
+from treenet.models.composed import Seq2Seq, compute_self_weights, explicit_mask
 from treenet.runs.loading import LoadedRun
 from treenet.structure import TreeStructure
 
@@ -42,27 +41,6 @@ def has_self_attention(model: Seq2Seq) -> bool:
     """
     layers = list(getattr(model.encoder, "layers", ()))
     return bool(layers) and all(type(getattr(layer, "self_attention", None)) is SelfAttention for layer in layers)
-
-
-def compute_self_weights(
-    module: SelfAttention,
-    x: Tensor,
-    attend_mask: Tensor | None = None,
-    structure: TreeStructure | None = None,
-    prior: Tensor | None = None,
-) -> Tensor:
-    """Compute softmax(Q K^T / sqrt(K)) of equations 12 to 18, for what `SelfAttention.forward` takes: [B, H, S, S]."""
-    queries, keys, _ = module.project(x, structure)
-    attend_mask = _attend_mask(module, attend_mask, structure)
-    weights = attention_weights(module.split_heads(queries), module.split_heads(keys), attend_mask)
-    return weights if prior is None else weights * prior[:, None]
-
-
-def _attend_mask(module: SelfAttention, attend_mask: Tensor | None, structure: TreeStructure | None) -> Tensor | None:
-    """Return the mask that the module attends by, of a form that expands to [B, H, S, S]; None if all may attend to all."""
-    if attend_mask is None and module.accumulation is not None and structure is not None:
-        return structure.attend_mask()[:, None]
-    return attend_mask
 
 
 def encode_examples(model: Seq2Seq, examples: Iterable[dict]) -> Iterator[np.ndarray | None]:
@@ -117,7 +95,7 @@ def _allowed(
     prior: Tensor | None = None,
 ) -> Tensor:
     """Return [B, S, S] bool: where each position may attend to, which is the same for all heads."""
-    mask = _attend_mask(module, attend_mask, structure)
+    mask = explicit_mask(module, attend_mask, structure)
     every = torch.ones_like(weights[:, 0], dtype=torch.bool)
     return every if mask is None else every & mask[:, 0]
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import CrossAttention, SelfAttention, padding_to_attend_mask
 from treenet.layers.blocks import attend_mask_of, position_pad_mask, prepare_trees, run_layers
-from treenet.layers.scaled_dot_product import attention_weights
-from treenet.models.composed import compute_weights
+from treenet.models.composed import compute_self_weights, compute_weights
 from treenet.models.encoders.base import build_layers
 from treenet.models.encoders.tree import build_tree_attention
 from treenet.structure import TreeStructure
@@ -205,37 +204,25 @@ class TreeAttention(nn.Module):
         if not self.batch_first:
             query, memory = query.transpose(0, 1), memory.transpose(0, 1)
         structure = _check_structure(structure)
-        _check_positions(memory, structure, position_pad_mask(structure), self.embed_dim)
+        pad_mask = position_pad_mask(structure)
+        _check_positions(memory, structure, pad_mask, self.embed_dim)
         if cross:
             _check_queries(query, len(memory), self.embed_dim)
-        drops = self.attention.dropout_p > 0
-        prepared = prepare_trees(structure, self.tree, memory, drops_weights=drops)
-        attend = self._attend_memory if cross else self._attend_trees
-        out, weights = attend(query, memory, prepared, need_weights)
+        prepared = prepare_trees(structure, self.tree, memory, drops_weights=self.attention.dropout_p > 0)
+        weights: Tensor | None = None
+        if cross:
+            keys_values, real = self.attention.project_memory(memory, prepared), padding_to_attend_mask(pad_mask)
+            out = self.attention(query, keys_values, real, structure=prepared)
+            if need_weights:
+                weights = compute_weights(self.attention, query, keys_values, real)
+        else:
+            attend_mask = attend_mask_of(self.tree, pad_mask)
+            out = self.attention(query, attend_mask, prepared)
+            if need_weights:
+                weights = compute_self_weights(self.attention, query, attend_mask, prepared)
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
         return out if self.batch_first else out.transpose(0, 1), weights
-
-    def _attend_trees(
-        self, query: Tensor, memory: Tensor, structure: TreeStructure, need_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        attend_mask = attend_mask_of(self.tree, position_pad_mask(structure))
-        out = self.attention(query, attend_mask, structure)
-        if not need_weights:
-            return out, None
-        queries, keys, _ = self.attention.project(query, structure)
-        seen = structure.attend_mask()[:, None] if attend_mask is None else attend_mask
-        return out, attention_weights(self.attention.split_heads(queries), self.attention.split_heads(keys), seen)
-
-    def _attend_memory(
-        self, query: Tensor, memory: Tensor, structure: TreeStructure, need_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        attend_mask = padding_to_attend_mask(position_pad_mask(structure))
-        keys_values = self.attention.project_memory(memory, structure)
-        out = self.attention(query, keys_values, attend_mask, structure=structure)
-        if not need_weights:
-            return out, None
-        return out, compute_weights(self.attention, query, keys_values, attend_mask)
 
 
 def _check_queries(query: Tensor, batch: int, width: int) -> None:

@@ -1,7 +1,7 @@
 """Models composed of an encoder and more: translation models, classifiers, masked and causal language models.
 
-The weights of cross-attention are here too. Layers attend by kernels that return no weights. An explicit softmax computes them
-again, from what goes into the cross-attention modules.
+The weights of attention are here too. Layers attend by kernels that return no weights. An explicit softmax computes them again,
+from what goes into the attention modules.
 
 Shapes: B batch, L leaves, N nodes, P or T positions, S memory positions, D model, H heads, A decoder layers, C classes. V are
 pieces or entries of the table, R live hypotheses.
@@ -21,11 +21,12 @@ from treenet.config import ClassifierConfig, ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import InputKind
 from treenet.data.labelled import LabelledBatch
-from treenet.layers.attention import CrossAttention, KeysValues, padding_to_attend_mask
+from treenet.layers.attention import CrossAttention, KeysValues, SelfAttention, padding_to_attend_mask
 from treenet.layers.core import Dropout, Scratch, build_linear
 from treenet.layers.scaled_dot_product import attend, attention_weights
 from treenet.models.decoders.transformer import Decoder, DecoderState, StaticState
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, mean_state
+from treenet.structure import TreeStructure
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID, UNK_ID
 
@@ -224,6 +225,27 @@ class CausalLM(ComposedModel):
 def compute_weights(module: CrossAttention, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None) -> Tensor:
     """Compute softmax(Q K^T / sqrt(K)) of equations 21, 22 and 24, for what `CrossAttention.forward` takes: [B, H, T, S]."""
     return attention_weights(module.split_heads(module.queries(x)), keys_values[0], attend_mask)
+
+
+def explicit_mask(module: SelfAttention, attend_mask: Tensor | None, structure: TreeStructure | None) -> Tensor | None:
+    """Return the mask that the module attends by, of a form that expands to [B, H, S, S]; None if all may attend to all."""
+    if attend_mask is None and module.accumulation is not None and structure is not None:
+        return structure.attend_mask()[:, None]
+    return attend_mask
+
+
+def compute_self_weights(
+    module: SelfAttention,
+    x: Tensor,
+    attend_mask: Tensor | None = None,
+    structure: TreeStructure | None = None,
+    prior: Tensor | None = None,
+) -> Tensor:
+    """Compute softmax(Q K^T / sqrt(K)) of equations 12 to 18, for what `SelfAttention.forward` takes: [B, H, S, S]."""
+    queries, keys, _ = module.project(x, structure)
+    mask = explicit_mask(module, attend_mask, structure)
+    weights = attention_weights(module.split_heads(queries), module.split_heads(keys), mask)
+    return weights if prior is None else weights * prior[:, None]
 
 
 @contextmanager
