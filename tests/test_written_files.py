@@ -190,7 +190,7 @@ def test_studies_of_every_metric_are_read_by_every_reader(trained, tmp_path):
                 assert f"|tok:{tokens}" in found.report["bleu_tokenized_signature"]
             assert report_records(list(kept.values()), None, None)["points"]
             make_study(scaling_report.FORM, config, tmp_path / "other", records)  # on another machine: nothing is left to train
-            assert study.recording.find_done(study.cells) == kept.keys()
+            assert study.recording.kept(study.cells).keys() == kept.keys()
     assert len(updates) == 2, "no cell was trained again"
     mixed = tmp_path / "bleu_tokenized.ja" / "transformer-1-seed1.json"
     shutil.copy(tmp_path / "bleu_tokenized.zh" / mixed.name, mixed)

@@ -108,13 +108,26 @@ class Recording:
             record["protocol"] = self.protocol
         return record
 
-    def kept(self) -> dict[str, Record]:
-        """Return the records in the folder by the names of their cells. Raises UserError for a file that is not a record."""
+    def kept(self, cells: Iterable[Cell] = ()) -> dict[str, Record]:
+        """Return the records in the folder by the names of their cells.
+
+        Raises UserError for a file that is not a record, and for one of `cells` with other settings, data or encoder.
+        """
         if self.folder is None or not self.folder.is_dir():
             return {}
         found = read_records(self.folder)
         for name, record in found.items():
             check_labels(record["labels"], str(self.folder / f"{name}.json"), self.labels)
+        for cell in cells:
+            if cell.name in found:
+                record, path = found[cell.name], self.folder / f"{cell.name}.json"
+                before = _with_places(record["settings"], cell.config.model_dump(mode="json"))
+                fingerprints = record["data_fingerprint"], record.get("encoder", "")
+                if changed := changed_settings(record["labels"], before, *fingerprints, cell, str(path)):
+                    raise UserError(
+                        f"{path} is a record with other settings ({'; '.join(changed)}); choose another --records, or give the "
+                        "old settings"
+                    )
         return found
 
     def plan(self, cells: Sequence[Cell], indices: Mapping[AnyPath, Mapping], ledger: Ledger, out: AnyPath) -> dict[str, Record]:
@@ -137,20 +150,6 @@ class Recording:
                 facts = read_facts(out / "cells" / name, HINT)
                 found[name] = _planned(name, entry.labels, entry.settings, entry.data_fingerprint, facts)
         return found
-
-    def find_done(self, cells: Sequence[Cell]) -> set[str]:
-        """Return the names of cells that have a record. Raises UserError for a record of other settings, data or encoder."""
-        kept = self.kept()
-        for cell in cells:
-            if self.folder is not None and (record := kept.get(cell.name)):
-                before = _with_places(record["settings"], cell.config.model_dump(mode="json"))
-                fingerprints, path = (record["data_fingerprint"], record.get("encoder", "")), self.folder / f"{cell.name}.json"
-                if changed := changed_settings(record["labels"], before, *fingerprints, cell, str(path)):
-                    raise UserError(
-                        f"{path} is a record with other settings ({'; '.join(changed)}); choose another --records, or give the "
-                        "old settings"
-                    )
-        return kept.keys() & {cell.name for cell in cells}
 
     def read_all(self, ledger: Ledger, out: AnyPath) -> list[Record]:
         """Read the records of the cells that are done, by name, also of earlier grids: from kept records, else from the runs."""
