@@ -128,7 +128,7 @@ class Ledger:
         with ledger._changed():
             for cell in cells:
                 old = ledger.entries.get(cell.name)
-                new = _entry_of(cell)
+                new = entry_of(cell)
                 if old is None or not old.starts:
                     ledger.entries[cell.name] = new
                 elif _may_change(cell, old):
@@ -235,7 +235,7 @@ class Ledger:
                         entry.status = INTERRUPTED
 
     def _start(self, cell: Cell) -> None:
-        entry = self.entries.setdefault(cell.name, _entry_of(cell))
+        entry = self.entries.setdefault(cell.name, entry_of(cell))
         entry.status, entry.start_step, entry.error = RUNNING, last_step(cell.folder), ""
         entry.starts += 1
 
@@ -249,7 +249,8 @@ def _may_change(cell: Cell, old: Entry) -> bool:
     return not old.starts or (old.status == FAILED and not last_step(cell.folder))
 
 
-def _entry_of(cell: Cell) -> Entry:
+def entry_of(cell: Cell) -> Entry:
+    """Return the entry of a cell that was not started."""
     return Entry(dict(cell.labels), cell.config.model_dump(mode="json"), cell.data_fingerprint, encoder=cell.encoder)
 
 

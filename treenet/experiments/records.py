@@ -11,13 +11,13 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Required
+from typing import Any, Required, cast
 
 import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.config import TrainConfig
-from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels
+from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels, entry_of
 from treenet.runs.checkpoint import AVERAGED, FIRST_UPDATE, META
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_entries import ScoredEntry
@@ -91,19 +91,8 @@ class Recording:
         facts = read_facts(run_dir, HINT, ("parameters",))
         _refuse_other_run(run_dir, facts, entry)
         scores, sentences = self.read(run_dir)
-        record = Record(
-            version=VERSION,
-            cell=run_dir.name,
-            labels=dict(entry.labels),
-            settings=_without_places(entry.settings),
-            data_fingerprint=entry.data_fingerprint,
-            encoder=entry.encoder,
-            facts=facts,
-            training=_read_training(run_dir),
-            scores=scores,
-            sentences=sentences,
-            curve=read_curve(run_dir),
-        )
+        results = {"training": _read_training(run_dir), "scores": scores, "sentences": sentences, "curve": read_curve(run_dir)}
+        record = _record_of(run_dir.name, entry, facts, results)
         if self.protocol is not None:
             record["protocol"] = self.protocol
         return record
@@ -143,12 +132,11 @@ class Recording:
                 pieces_fingerprint=pieces_fingerprint(index),
                 tree_settings=index.get("tree_settings", {}),
             )
-            found[cell.name] = _planned(cell.name, cell.labels, cell.config.model_dump(mode="json"), cell.data_fingerprint, facts)
+            found[cell.name] = _record_of(cell.name, entry_of(cell), facts, {"scores": {}})
         for name, entry in ledger.entries.items():
             if entry.status == DONE and (out / "cells" / name / FACTS).exists():
                 check_labels(entry.labels, f"{out}: {name}", self.labels)
-                facts = read_facts(out / "cells" / name, HINT)
-                found[name] = _planned(name, entry.labels, entry.settings, entry.data_fingerprint, facts)
+                found[name] = _record_of(name, entry, read_facts(out / "cells" / name, HINT), {"scores": {}})
         return found
 
     def read_all(self, ledger: Ledger, out: AnyPath) -> list[Record]:
@@ -161,15 +149,18 @@ class Recording:
         return [found[name] for name in sorted(found)]
 
 
-def _planned(name: str, labels: Mapping, settings: Mapping, data_fingerprint: str, facts: RunFacts) -> Record:
-    return Record(  # type: ignore[typeddict-item] # a record that has no results
-        cell=name,
-        labels=dict(labels),
-        settings=_without_places(settings),
-        data_fingerprint=data_fingerprint,
-        facts=facts,
-        scores={},
-    )
+def _record_of(name: str, entry: Entry, facts: RunFacts, results: dict[str, Any]) -> Record:
+    """Return the record of a cell with these results."""
+    own = {
+        "version": VERSION,
+        "cell": name,
+        "labels": dict(entry.labels),
+        "settings": _without_places(entry.settings),
+        "data_fingerprint": entry.data_fingerprint,
+        "encoder": entry.encoder,
+        "facts": facts,
+    }
+    return cast(Record, own | results)
 
 
 def _refuse_other_run(run_dir: AnyPath, facts: Mapping, entry: Entry) -> None:
@@ -305,9 +296,9 @@ def _different(values: Iterable[dict]) -> list[dict]:
 
 def read_curve(run_dir: AnyPath) -> dict[str, dict[str, list[float | None]]]:
     """Return columns by event: lines at even distances over the training, with the first and the last, and the lowest nll."""
-    curve = {}
+    curve, every = {}, read_metrics(run_dir)
     for event, names in (("train", ("step", "loss", "nll")), ("valid", ("step", "nll", "accuracy"))):
-        lines = [line for line in read_metrics(run_dir) if line["event"] == event]
+        lines = [line for line in every if line["event"] == event]
         last, points = len(lines) - 1, min(len(lines), CURVE_POINTS)
         places = {round(last * index / max(points - 1, 1)) for index in range(points)}
         if event == "valid":  # tables of studies have the lowest one of each cell
