@@ -41,10 +41,6 @@ def _never_stale(folder: AnyPath) -> str:
     return ""
 
 
-def _can_score() -> None:
-    pass
-
-
 def _no_record(folder: AnyPath, entry: Entry) -> None:
     pass
 
@@ -54,15 +50,15 @@ class CellWork:
     """The steps of a cell. Training and scoring can repeat on the same folder, and can run in other processes and on other nodes.
 
     `train` continues a run and returns whether it is finished. `score` writes RUN/scores.json and returns its summary for a
-    person. `stale` describes why the scores of a finished run do not fit its present model; it is empty if they fit. `check`
-    raises UserError before the first training if no cell can be scored. `record` stores the results of a cell that is done; it
-    runs where the ledger is.
+    person. `stale` describes why the scores of a finished run do not fit its present model; it is empty if they fit. `problem` is
+    why no cell can be scored; it is empty if they can. `record` stores the results of a cell that is done; it runs where the
+    ledger is.
     """
 
     train: Callable[[TrainConfig, AnyPath], RunSummary]
     score: Callable[[AnyPath], dict]
     stale: Callable[[AnyPath], str] = _never_stale
-    check: Callable[[], None] = _can_score
+    problem: str = ""
     record: Callable[[AnyPath, Entry], None] = _no_record
 
 

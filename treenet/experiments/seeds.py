@@ -313,7 +313,7 @@ def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":
     fingerprint, problem = _fingerprint_pairs(pairs) if pairs else (None, "")
     score = partial(score_cell, config.task, peak, config.use_gpu, pairs, fingerprint)
     stale = partial(describe_stale_cell, peak, pairs, fingerprint)
-    return CellWork(run_training, score, stale, partial(_refuse_pairs, problem))
+    return CellWork(run_training, score, stale, problem)
 
 
 def pairs_of(config: SeedsConfig) -> ScoreLMSettings | None:
@@ -332,12 +332,6 @@ def _fingerprint_pairs(pairs: ScoreLMSettings) -> tuple[str | None, str]:
     except UserError as error:
         return None, str(error)
     return pair_facts(found)["pairs_fingerprint"] if found else None, ""
-
-
-def _refuse_pairs(problem: str) -> None:
-    """Raise UserError if the pairs have a problem."""
-    if problem:
-        raise UserError(problem)
 
 
 def describe_stale_cell(peak_on_test: bool, pairs: ScoreLMSettings | None, fingerprint: str | None, folder: AnyPath) -> str:

@@ -254,8 +254,8 @@ def _check(study: Study, ledger: Ledger, kept: dict[str, Record]) -> tuple[int, 
     alike: dict[str, list[Cell]] = {}
     for cell in left:
         alike.setdefault(cell.config.model_dump_json(exclude={"seed"}), []).append(cell)
-    if alike:
-        study.work.check()
+    if left and study.work.problem:
+        raise UserError(study.work.problem)
     indices = {data: read_index(data / "encoded") for data in dict.fromkeys(cell.config.data for cell in study.cells)}
     needed = 0
     for cell, *others in alike.values():
