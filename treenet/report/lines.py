@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,8 @@ from treeproc.common.store_requests import AT_ONCE
 from treeproc.shards.records import ShardRecord
 from treeproc.shards.schema import lower_case
 from treeproc.shards.shard import Shard
-from treeproc.shards.store import read_index, stage_folder
+from treeproc.shards.store import read_index, side_of, stage_folder
 
-Value = TypeVar("Value")
 # Bytes of the sentences in a page: 3,000 of 25 words with four translations. A browser filters them in an instant.
 _MOST_BYTES = 4_000_000
 
@@ -54,20 +53,13 @@ class Lines:
 
     def keep(self, rows: Sequence[int]) -> "Lines":
         """Keep the sentences `rows` alone."""
-        return replace(
-            self,
-            line=_take(self.line, rows),
-            words=_take(self.words, rows),
-            depth=_take(self.depth, rows),
-            source=_take(self.source, rows),
-            reference=_take(self.reference, rows),
-            translations=[_take(column, rows) for column in self.translations],
-            chrf=[_take(column, rows) for column in self.chrf],
-        )
 
+        def take(column: Sequence) -> list:
+            return [column[row] for row in rows]
 
-def _take(column: Sequence[Value], rows: Sequence[int]) -> list[Value]:
-    return [column[row] for row in rows]
+        kept: dict[str, Any] = {name: take(getattr(self, name)) for name in ("line", "words", "depth", "source", "reference")}
+        kept |= {name: list(map(take, getattr(self, name))) for name in ("translations", "chrf")}
+        return replace(self, **kept)
 
 
 def collect_lines(tables: Sequence[ScoreTable], runs: Sequence[ReportRun], split: str) -> Lines | None:
@@ -89,7 +81,7 @@ def collect_lines(tables: Sequence[ScoreTable], runs: Sequence[ReportRun], split
     tell(f"chrF of every sentence of {split}")
     measured = next((run for run in runs if run.name in named and reads_trees(run) and has_text(run, table)), anchor)
     sizes = measure_sources(read_split(measured.data, "encoded", split))
-    side = read_index(anchor.data / "encoded").get("tree_settings", {}).get("side", "source")
+    side = side_of(read_index(anchor.data / "encoded"))
     texts = list(read_split(anchor.data, "text", split))
     systems = list(translations)
     base = table.baseline.run if table.baseline else None
@@ -153,7 +145,7 @@ def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun]) -> Frequenci
         return Frequencies("the translations are missing, or have changed since they were scored")
     encoded = read_index(data / "encoded")
     lowercase = encoded.get("subword_settings", {}).get("lowercase", False)
-    side = "source" if encoded.get("tree_settings", {}).get("side") == "target" else "target"
+    side = "source" if side_of(encoded) == "target" else "target"
     tokenizer = needed_tokenizer([table.rows[place].record for place, _ in found]) or tokenizer_of(data)
     split = build_tokenizer(tokenizer)
 
