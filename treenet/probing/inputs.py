@@ -62,9 +62,7 @@ class ProbeInputs:
                 pair[i] = pairs[draw % len(pairs)]
         exchanged = (keys(ids, seed, _EXCHANGED) & np.uint64(1)).astype(bool)
 
-        firsts = [np.flatnonzero(np.diff(one, prepend=-1)) for one in words]
-        numbers = [one[first] for one, first in zip(words, firsts, strict=True)]
-        sizes = [np.diff(first, append=len(one)) for one, first in zip(words, firsts, strict=True)]
+        numbers, firsts, sizes = zip(*(np.unique(one, return_index=True, return_counts=True) for one in words), strict=True)
         word = np.concatenate(numbers)
         sentence = np.repeat(np.arange(len(ids)), [len(one) for one in numbers])
         chosen = np.sort(np.argsort(keys(ids[sentence], seed, _WORD, word), kind="stable")[:most_words])
@@ -135,9 +133,8 @@ class ProbeInputs:
 
 def exchangeable_pairs(pieces: np.ndarray, words: np.ndarray) -> np.ndarray:
     """Return [pairs, 2] for adjacent, different words with the same number of pieces: the first leaf, and the leaves of each."""
-    first = np.flatnonzero(np.diff(words, prepend=-1))
-    size = np.diff(first, append=len(words))
-    alike = np.flatnonzero((size[1:] == size[:-1]) & (words[first[1:]] == words[first[:-1]] + 1))
+    number, first, size = np.unique(words, return_index=True, return_counts=True)
+    alike = np.flatnonzero((size[1:] == size[:-1]) & (number[1:] == number[:-1] + 1))
     differ = [i for i in alike.tolist() if (pieces[first[i] : first[i + 1]] != pieces[first[i + 1] :][: size[i]]).any()]
     return np.stack([first[differ], size[differ]], axis=1)
 

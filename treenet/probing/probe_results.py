@@ -31,19 +31,18 @@ def task_name(name: str) -> str:
 def table_rows(entry: dict) -> Iterator[tuple[str, int | None, str, dict[str, float]]]:
     """Return (task, layer, state, accuracies by column) for each layer and state of the trained model that was probed."""
     for name, facts in entry["tasks"].items():
-        found = {(one["states"], one["layer"], one["of"]): one["test"] for one in facts["results"]}
-        halves = {(one["states"], one["layer"], one["of"]): one.get("half_interval") for one in facts["results"]}
-        embeddings = {of: test for (states, _, of), test in found.items() if states == "embeddings"}
-        for states, layer, of in found:
+        found = {(one["states"], one["layer"], one["of"]): one for one in facts["results"]}
+        embeddings = {of: one["test"] for (states, _, of), one in found.items() if states == "embeddings"}
+        for (states, layer, of), one in found.items():
             if states != "trained":
                 continue
-            values = {"majority": facts["majority"], "trained": found[states, layer, of]}
-            if (half := halves[states, layer, of]) is not None:
+            values = {"majority": facts["majority"], "trained": one["test"]}
+            if (half := one.get("half_interval")) is not None:
                 values["±"] = half
             own = of if of in embeddings else "mean"  # pieces have no root
             if own in embeddings:
                 values["embeddings"] = embeddings[own]
-            values |= {name: found[name, layer, of] for name in ("untrained", "control") if (name, layer, of) in found}
+            values |= {name: found[name, layer, of]["test"] for name in ("untrained", "control") if (name, layer, of) in found}
             yield name, layer, of, values
         if not found:
             yield name, None, "", {"majority": facts["majority"]}

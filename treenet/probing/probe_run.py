@@ -17,7 +17,7 @@ from treenet.evaluation.significance import t_quantile
 from treenet.layers.backend import choose_device
 from treenet.probing.inputs import EMBEDDINGS, ProbeInputs, ProbeTask, States, build_probe_task, collect_states, num_layers
 from treenet.probing.probe_results import draw_layers, figure_name, read_probes
-from treenet.probing.sentences import choose_sentences, has_arcs
+from treenet.probing.sentences import choose_sentences
 from treenet.probing.settings import ARC_TASKS, PROBE_TASKS, ProbeSettings, TaskName
 from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
 from treenet.runs.metrics_log import write_png
@@ -217,13 +217,13 @@ def choose_layers(layer: int | str, count: int) -> list[int]:
 
 def choose_tasks(chosen: Sequence[TaskName] | None, data: AnyPath) -> list[TaskName]:
     """Return the tasks in their order, by default all that the data set has labels for. Raises UserError for others."""
-    arcs = has_arcs(data)
+    index = read_index(data / "encoded")
     wanted = [name for name in PROBE_TASKS if chosen is None or name in chosen]
-    missing = [name for name in wanted if name in ARC_TASKS and not arcs]
+    missing = [name for name in wanted if name in ARC_TASKS and "arcs" not in index.get("columns", [])]
     if missing and chosen is not None:
         raise UserError(
             f"tasks: {', '.join(missing)} need the arcs between words, but {data} has none; leave them out, or "
-            f"{hint_for_arcs(read_index(data / 'encoded'))}"
+            f"{hint_for_arcs(index)}"
         )
     return [name for name in wanted if name not in missing]
 

@@ -16,7 +16,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.rows import hash_ids
-from treeproc.shards.store import read_index, stage_folder
+from treeproc.shards.store import stage_folder
 from treeproc.trees.flat_trees import node_depths, normal_form, read_flat_trees
 
 _PARSED = "parsed"  # parse_status of sentences that the parser analysed; all others are fallbacks
@@ -51,11 +51,6 @@ def keys(ids: np.ndarray, *salts: int | np.ndarray) -> np.ndarray:
     for salt in salts:
         mixed = hash_ids(mixed ^ hash_ids(np.asarray(salt)))
     return mixed
-
-
-def has_arcs(data: AnyPath) -> bool:
-    """Return whether the data set has dependencies of the side that models read."""
-    return "arcs" in read_index(data / "encoded").get("columns", [])
 
 
 def choose_sentences(data: AnyPath, split: str, most: int, max_leaves: int, seed: int) -> ProbeSentences:

@@ -1,6 +1,6 @@
 """Settings of probing, without the code that it runs."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -10,13 +10,11 @@ from treeproc.common.settings import Settings
 
 TaskName = Literal["depth", "top_constituents", "length", "word_order", "pos_tag", "phrase", "deprel", "arc_depth"]
 
-SENTENCE_TASKS: tuple[TaskName, ...] = ("depth", "top_constituents", "length", "word_order")
-
 WORD_TASKS: tuple[TaskName, ...] = ("pos_tag", "phrase", "deprel", "arc_depth")
 
 ARC_TASKS: tuple[TaskName, ...] = ("deprel", "arc_depth")
 
-PROBE_TASKS = SENTENCE_TASKS + WORD_TASKS
+PROBE_TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
 BINS = 6  # classes for depths and lengths, of about equal numbers of examples
 
