@@ -146,7 +146,6 @@ def format_comparison(found: dict) -> str:
         about = f"interval and p ({PAIRED_BOOTSTRAP}) hold only for {ABOUT_WEIGHTS}, not for models trained with other seeds"
         studies = "scaling" if found["task"] == "translation" else "compare-seeds"
         lines.append(f"{about}; tree-attention {studies} compares over seeds")
-    if is_tested:
         lines += format_groups(found.get("groups", {}))
     lines += [one["signature"] for one in found["metrics"].values()]
     equal, by = found["num_examples"] - found["num_better"] - found["num_worse"], _OF_SENTENCES[found["by"]]

@@ -230,9 +230,7 @@ def check_given(references: Sequence[str], given: GivenLines, settings: Evaluate
     """Raise UserError if a given file has not as many lines as `references`."""
     names = ["more_references"] * len(given.more) + ["sources"]
     for name, path, lines in zip(names, [*settings.more_references, settings.sources], [*given.more, given.sources], strict=True):
-        if lines is None:
-            continue
-        if len(lines) != len(references):
+        if lines is not None and len(lines) != len(references):
             raise UserError(f"{name}: {path} must have {len(references):,} lines, but has {len(lines):,}")
 
 
@@ -251,11 +249,6 @@ def data_of(run: AnyPath) -> AnyPath | None:
     return data
 
 
-def references_of(data: AnyPath, split: str) -> tuple[list[str], str]:
-    """Read the references of a data set that is not loaded, and their name. Raises UserError if it has none."""
-    return read_references(data, split), f"{split} of {data}"
-
-
 def score_file(lines: Sequence[str], given: GivenLines, settings: EvaluateSettings, out: Path | None) -> tuple[str, dict]:
     """Score the lines of `settings.hypotheses`, against the given references if there are some. Returns a name and the scores.
 
@@ -267,7 +260,7 @@ def score_file(lines: Sequence[str], given: GivenLines, settings: EvaluateSettin
         data = settings.data or (data_of(out) if out else None)
         if data is None:
             raise UserError("hypotheses: needs references; give data=DATA, references=FILE, or the folder of a run as --out")
-        references, of = references_of(data, settings.split)
+        references, of = read_references(data, settings.split), f"{settings.split} of {data}"
     else:
         of = str(settings.references)
     hypotheses = settings.hypotheses
@@ -307,7 +300,7 @@ def compare_results(baseline: System, system: System, given: GivenLines, setting
         data = settings.data or next((data_of(one.run) for one in (baseline, system) if one.run), None)
         if data is None:
             raise UserError("--compare: two files need references; give data=DATA or references=FILE")
-        references, of = references_of(data, split)
+        references, of = read_references(data, split), f"{split} of {data}"
         shown, sources = read_sources(data, split), plain_sources(data, split)
         numbers = [row["example_id"] + 1 for row in read_split(data, "text", split)]
     remedy = _common_data(baseline, system, split) if given.references is None and settings.data is None else ""
@@ -318,10 +311,7 @@ def compare_results(baseline: System, system: System, given: GivenLines, setting
     warn_of_text([baseline.lines, system.lines], references, tokenizer)
     found = _learned_metrics(settings).score([baseline.lines, system.lines], sources, [references, *given.more])
     samples = settings.compare.samples
-    learned = {}
-    for name, scores in found.items():
-        ours, theirs = scores.values
-        learned[name] = compare_means(ours, theirs, samples, scores.signature)
+    learned = {name: compare_means(one.values[0], one.values[1], samples, one.signature) for name, one in found.items()}
     tokens_of = tokenizer if settings.target_language or tokenizer == NO_TOKENIZER else None
     return compare(baseline, system, shown, references, split, settings.compare, numbers, given.more, learned, tokens_of)
 
