@@ -303,8 +303,6 @@ def _read_sentences(records: Sequence[Record], grid: GridConfig) -> Iterator[np.
             columns[-1].tolist() if METRICS[grid.metric].kind == "BLEU" else scores.get("references_fingerprint")
         )
         first = first or (record["cell"], used)
-        if not all(len(column) == len(columns[-1]) for column in columns):
-            raise UserError(f"the record of {record['cell']} is damaged: its lists of sentences differ in length; restore it")
         if used != first[1]:
             raise UserError(
                 f"{record['cell']} and {first[0]} have scores against different references; keep the records of one split"
