@@ -272,8 +272,9 @@ def gold_trees(data: AnyPath, examples: Sequence[dict]) -> Iterator[GoldTree]:
     labels, tags = (read_names(data / "encoded" / "vocab" / f"{name}.txt") for name in ("labels", "pos_tags"))
     decode = load_decoder(data)
     for example in examples:
-        pieces, first, place = example["leaves"]["piece"], *_word_places(example)
-        parts = [part.tolist() for part in np.split(pieces, first[1:])] if len(first) else []
+        # The first leaf of every word, and the word of every leaf.
+        _, first, place = np.unique(example["leaves"]["word_index"], return_index=True, return_inverse=True)
+        parts = [part.tolist() for part in np.split(example["leaves"]["piece"], first[1:])] if len(first) else []
         words = [word.strip() for word in decode(parts)]
         starts, ends = example["spans"]["start"], example["spans"]["end"]
         spans = zip(place[starts].tolist(), (place[ends - 1] + 1).tolist(), strict=True)
@@ -290,15 +291,9 @@ def parse_examples(
 ) -> Iterator[ParsedSentence]:
     """Return the sentences of `examples`, rows as from `Shard.row`, and their trees, in their order."""
     for example, tree, links in zip(examples, gold, find_links(model, examples), strict=True):
-        first, _ = _word_places(example)
+        _, first = np.unique(example["leaves"]["word_index"], return_index=True)
         # Links inside a word do not count: no bracket begins or ends there.
         yield ParsedSentence(example["example_id"], tree, parse_links(links[:, first[1:] - 1], settings.parsing))
-
-
-def _word_places(example: dict) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first leaf of every word, and the word of every leaf."""
-    begins = np.diff(example["leaves"]["word_index"], prepend=-1) != 0
-    return np.flatnonzero(begins), np.cumsum(begins) - 1
 
 
 def find_links(model: Any, examples: Sequence[dict]) -> Iterator[np.ndarray]:
