@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
@@ -177,10 +176,6 @@ class LoaderProcesses(Generic[Item]):
 
 def _shared_memory(num_bytes: int) -> int:
     """Open a file of memory without a name, which takes no room before it is written to."""
-    if hasattr(os, "memfd_create"):
-        memory = os.memfd_create("batches")
-    else:
-        with tempfile.TemporaryFile() as file:
-            memory = os.dup(file.fileno())
+    memory = os.memfd_create("batches")
     os.ftruncate(memory, num_bytes)
     return memory

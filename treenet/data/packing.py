@@ -28,7 +28,6 @@ class _Place(NamedTuple):
 
     start: int
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
     dtype: torch.dtype
     narrow: bool
 
@@ -63,7 +62,7 @@ class Packed(Generic[Value]):
             start //= 1 if place.narrow else place.dtype.itemsize
             # Not a view, or torch.compile would also look at what it is a view of.
             out = torch.empty(0, dtype=place.dtype, device=source.device)
-            return out.set_(source.untyped_storage(), start, place.shape, place.strides)
+            return out.set_(source.untyped_storage(), start, place.shape)  # type: ignore[call-overload]  # rows without gaps
 
         return map_parts(layout.value, _Place, tensor)
 
@@ -94,18 +93,9 @@ def pack(value: Value, allocate: Callable[[int], Tensor] | None = None) -> Packe
 
     def place(tensor: Any) -> _Place:
         start, is_narrow = next(places)
-        shape = tuple(tensor.shape)
-        return _Place(start // 4 if is_narrow else start, shape, _strides(shape), tensor.dtype, is_narrow)
+        return _Place(start // 4 if is_narrow else start, tuple(tensor.shape), tensor.dtype, is_narrow)
 
     return Packed(buffer[:end], Layout(map_parts(value, Tensor, place), end, num_narrow))
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a tensor whose rows lie one after the other."""
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * max(1, size))
-    return tuple(reversed(strides)) if shape else ()
 
 
 def _fits_int32(array: np.ndarray) -> bool:

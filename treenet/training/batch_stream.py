@@ -153,5 +153,4 @@ def count_workers(asked: int | None, ranks: Ranks) -> int:
     if ranks.device.type == "cpu":
         return 0
     here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))  # ranks of this machine
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, max(0, cores // here - 1))
+    return min(MOST_WORKERS, max(0, len(os.sched_getaffinity(0)) // here - 1))
