@@ -1,7 +1,6 @@
 """The trained model of a run, with its settings and, for translation, its vocabulary."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -256,25 +255,18 @@ def scored_splits(run: Path) -> list[str]:
     return [split for split in ("valid", "test") if split in index["totals"]]
 
 
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Name the settings file of a run in the error about an architecture that this checkout lacks."""
-    try:
-        yield
-    except UserError as error:
-        if not str(error).startswith("model.name "):
-            raise
-        raise UserError(f"{file}: {error}") from None
-
-
 def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainConfig, Any]:
     """Load configuration and model, in eval mode, of RUN/averaged or of the given checkpoint folder."""
     config = load_settings(TrainConfig, run_dir / "config.yaml")
     folder = checkpoint or checkpoint_folder(run_dir, AVERAGED)
     with phase("loading the model"), torch.random.fork_rng(devices=[]):  # a program's numbers go on as they were
         sizes = read_json(folder / META)
-        with _naming(run_dir / "config.yaml"):
+        try:
             model = build_task(config).build_model_that_fits(sizes)
+        except UserError as error:
+            if not str(error).startswith("model.name "):
+                raise
+            raise UserError(f"{run_dir / 'config.yaml'}: {error}") from None  # this checkout lacks the architecture
         load_weights(model, folder)
     remember_precision(model, config.precision)
     return config, model.eval()

@@ -19,7 +19,7 @@ from typing import Annotated, Any, overload
 from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
-from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, read_object
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, folder_name, read_object
 from treeproc.common.errors import one_line, quoted
 from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, file_lock, read_json
 from treeproc.common.folder_kinds import CONFIG
@@ -99,7 +99,7 @@ OtherData = Annotated[
 def checkpoint_names(checkpoint: str) -> tuple[str, ...]:
     """Return the folder in a run of `averaged`, `initial` or a step number; nothing for a path, which is elsewhere."""
     if re.fullmatch("[0-9]{1,18}", checkpoint):
-        return (f"checkpoints/step_{int(checkpoint):08d}",)
+        return (f"checkpoints/{folder_name(int(checkpoint))}",)
     return (checkpoint,) if checkpoint in (AVERAGED, INITIAL) else ()
 
 

@@ -43,18 +43,21 @@ def predictions_path(folder: AnyPath, name: str, kind: str = PREDICTIONS) -> Any
     return inside(folder, f"{kind}.{name}.tsv")
 
 
-def stale_scores(folder: AnyPath, name: AnyPath | None = None) -> dict[str, ResultStatus]:
-    """Return the stale results in scores.json. The folder is called `name` in commands."""
-    found = RunState(folder, name).check_scores(read_scores(folder))
+def stale_scores(folder: AnyPath) -> dict[str, ResultStatus]:
+    """Return the stale results in scores.json."""
+    found = RunState(folder).check_scores(read_scores(folder))
     return {result: status for result, status in found.items() if status.changed}
 
 
 def warn_of_stale_results(folder: AnyPath, name: AnyPath | None = None) -> None:
-    """Print on standard error which results in scores.json and probes.json are stale, and the command that renews each."""
-    stale = {f"{SCORES}, {result}": status for result, status in stale_scores(folder, name).items()}
+    """Print on standard error which results in scores.json and probes.json are stale, and the command that renews each.
+
+    The folder is called `name` in commands.
+    """
     state = RunState(folder, name)
-    stale |= {f"{PROBES}, {result}": state.check(entry, "probe") for result, entry in read_entries(folder / PROBES).items()}
-    for result, status in stale.items():
+    found = {f"{SCORES}, {result}": status for result, status in state.check_scores(read_scores(folder)).items()}
+    found |= {f"{PROBES}, {result}": state.check(entry, "probe") for result, entry in read_entries(folder / PROBES).items()}
+    for result, status in found.items():
         if status.changed:
             warn(f"warning: {name or folder}/{result} is {status.describe()}")
 
