@@ -51,8 +51,6 @@ def choose_in_cells(
 
     A smaller fraction chooses a subset of a larger one with the same `seed`.
     """
-    if fraction >= 1:
-        return np.ones(len(leaves), dtype=bool)
     order = np.argsort(_seeded(example_ids, seed), kind="stable")
     width = int(tgt_pieces.max(initial=0)) + 1
     keys = leaves.astype(np.int64) * width + tgt_pieces

@@ -175,12 +175,11 @@ class PhraseSource(_OneTarget, ExampleSource):
         return LabelledBatch(**vars(batch), labels=labels, position_labels=labels.new_zeros(len(rows), 0))
 
 
-def _check_classes(folder: AnyPath) -> list[str]:
-    """Return the columns of a data set. Raises UserError when it has no classes."""
+def _check_classes(folder: AnyPath) -> None:
+    """Raise UserError when a data set has no classes."""
     columns = read_index(folder).get("columns", [])
     if "label" not in columns:
         raise UserError(f"{folder} has no classes (its columns: {', '.join(columns)}); choose a data set with labels")
-    return columns
 
 
 def _chunks(count: int) -> list[np.ndarray]:

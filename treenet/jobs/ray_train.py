@@ -230,16 +230,13 @@ class _Follow:
 
     def _show(self) -> None:
         with self._showing, suppress(UserError):  # a store that does not answer is read again at the next look
-            self._show_last()
-
-    def _show_last(self) -> None:
-        lines = [line for line in read_metrics(self._mirror.out) if line["event"] == "train"]
-        if lines and lines[-1]["step"] != self._progress.count:
-            last = lines[-1]
-            if self._progress.phase:
-                self._progress.show_phase("")
-                self._progress.began(sum(line["seconds"] for line in lines if line["step"] > self._progress.count))
-            self._progress.update(last["step"] - self._progress.count, postfix=describe_metrics(last))
+            lines = [line for line in read_metrics(self._mirror.out) if line["event"] == "train"]
+            if lines and lines[-1]["step"] != self._progress.count:
+                last = lines[-1]
+                if self._progress.phase:
+                    self._progress.show_phase("")
+                    self._progress.began(sum(line["seconds"] for line in lines if line["step"] > self._progress.count))
+                self._progress.update(last["step"] - self._progress.count, postfix=describe_metrics(last))
 
 
 def precision_of_workers(config: TrainConfig) -> str:

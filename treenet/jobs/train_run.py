@@ -135,13 +135,9 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
 def _tell_replaced_average(config: TrainConfig, run_dir: Path, out: AnyPath) -> None:
     """Print which average, of another choice than that of the settings, will be replaced, and the command that makes it again."""
     meta = read_meta(run_dir / AVERAGED)
-    before, after = (
-        "ema=true" if choice == "ema" else f"{choice}={count}"
-        for choice, count in (
-            (meta.get("averaged_choice", config.average), meta.get("averaged_asked", config.average_checkpoints)),
-            (config.average, config.average_checkpoints),
-        )
-    )
+    now = config.average, config.average_checkpoints
+    then = meta.get("averaged_choice", now[0]), meta.get("averaged_asked", now[1])
+    before, after = ("ema=true" if choice == "ema" else f"{choice}={count}" for choice, count in (then, now))
     if before != after:
         again = f"tree-attention average-checkpoints --out {shlex.quote(str(out))} {before}"
         warn(f"note: this replaces the average of {before} by that of {after}; to have it back: {again}")

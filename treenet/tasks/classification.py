@@ -62,19 +62,17 @@ class Classification(PredictionTask[LabelledBatch]):
         return [*super().unread_settings(index), *(f"classifier.{name}" for name in unread)]
 
     def notes(self, index: Mapping) -> list[str]:
-        neutral, num_classes = self.neutral_class, index["num_classes"]
+        notes, neutral, num_classes = super().notes(index), self.neutral_class, index["num_classes"]
         if neutral is None:
-            return super().notes(index)
+            return notes
         if has_both_sides(neutral, num_classes):
             names = class_names(index)
             below, above = (_some(side) for side in (names[:neutral], names[neutral + 1 :]))
-            two = f"classifier.neutral_class = {neutral}: two classes: {below} against {above}, without {names[neutral]}"
-            return [*super().notes(index), two]
-        return [
-            *super().notes(index),
-            f"classifier.neutral_class = {neutral}: of the {num_classes} classes of {self.config.data}, none is "
-            f"{'above' if neutral else 'below'} it; the run has no binary_accuracy",
-        ]
+            said = f"two classes: {below} against {above}, without {names[neutral]}"
+        else:
+            side = "above" if neutral else "below"
+            said = f"of the {num_classes} classes of {self.config.data}, none is {side} it; the run has no binary_accuracy"
+        return [*notes, f"classifier.neutral_class = {neutral}: {said}"]
 
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource | PairSource:
         encoded, reads = self.config.data / "encoded", self.reads
