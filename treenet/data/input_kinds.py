@@ -28,7 +28,7 @@ from treenet.structure.base import Ragged
 from treenet.structure.branches import WIDTH_MULTIPLE
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import read_index
+from treeproc.shards.store import read_index, side_of
 
 # The place of a field of `RowLists` in a shard: its column, and the field of the column's structs.
 COLUMNS: dict[str, tuple[str, str | None]] = {
@@ -122,7 +122,7 @@ def check_columns(folder: AnyPath, reads: InputKind) -> None:
 
 def hint_for_arcs(index: Mapping) -> str:
     """Return what gives the data set of this index the arcs that it lacks."""
-    name = "target_parser" if index.get("tree_settings", {}).get("side") == "target" else "parser"
+    name = "target_parser" if side_of(index) == "target" else "parser"
     parses = f"{name}.name=stanza " if index.get("parser_settings", {}).get("name") == "words" else ""
     return f"preprocess again with {parses}{name}.dependencies=true"
 

@@ -9,7 +9,7 @@ from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.schema import lower_case
 from treeproc.shards.shard import SplitShards, check_stage
-from treeproc.shards.store import read_index, stage_folder
+from treeproc.shards.store import read_index, side_of, stage_folder
 
 
 def read_split(data: AnyPath, stage: str, split: str) -> Iterator[dict]:
@@ -54,12 +54,12 @@ def read_parse_scores(data: AnyPath, split: str) -> np.ndarray | None:
 
 def side_prefix(data: AnyPath) -> str:
     """Return the prefix of the columns of the leaves' side in a parsed shard."""
-    return "target_" if read_index(data / "encoded").get("tree_settings", {}).get("side") == "target" else ""
+    return "target_" if side_of(read_index(data / "encoded")) == "target" else ""
 
 
 def read_sources(data: AnyPath, split: str) -> list[str]:
     """Return the lines of the side that models read, in example order, as they were given."""
-    side = read_index(data / "encoded").get("tree_settings", {}).get("side", "source")
+    side = side_of(read_index(data / "encoded"))
     return [row[side] for row in read_split(data, "text", split)]
 
 
@@ -71,7 +71,7 @@ def read_references(data: AnyPath, split: str) -> list[str]:
     index = read_index(data / "encoded")
     if "tgt_pieces" not in index.get("columns", ["tgt_pieces"]):
         raise UserError(f"{data} holds no translations: its examples have one side; give the data set of a translation task")
-    side = "source" if index.get("tree_settings", {}).get("side") == "target" else "target"
+    side = "source" if side_of(index) == "target" else "target"
     lowercase = index.get("subword_settings", {}).get("lowercase", False)
     lines = (row[side] for row in read_split(data, "text", split))
     return [lower_case(line) for line in lines] if lowercase else list(lines)

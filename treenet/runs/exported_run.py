@@ -31,7 +31,7 @@ from treeproc.common.storage import inside
 from treeproc.online.input_files import HELD_FORM, form_of
 from treeproc.online.line_encoder import learned_kinds
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from treeproc.shards.store import describe_trees, read_index, vocabulary_files
+from treeproc.shards.store import describe_trees, read_index, side_of, vocabulary_files
 
 # The fields of an index that name shards, which an export leaves behind.
 _OF_SHARDS = ("shards", "parts", "totals", "files", "dropped", "stages", "train_files")
@@ -227,8 +227,7 @@ def _use(run: LoadedModel, name: str, index: Mapping) -> str:
         command = build_task(run.config).scorer
         made = f"# preprocess.py makes DATA with vocab_from={name}/data"
         return f"```bash\ntree-attention {command} --out {name} data=DATA  {made}\n```"
-    side = index.get("tree_settings", {}).get("side", "source")
-    line = "A sentence." if "tokens" in learned_kinds(run.data, side) else "A sentence ."
+    line = "A sentence." if "tokens" in learned_kinds(run.data, side_of(index)) else "A sentence ."
     given = ', trees=["(S (NP (DT A) (NN sentence)) (. .))"]' if index.get("parser_settings", {}).get("name") == "given" else ""
     return f'```python\nimport treenet\n\nrun = treenet.from_pretrained("{name}")\nrun.{call}(["{line}"]{given})\n```'
 
