@@ -3,6 +3,7 @@
 import argparse
 from functools import partial
 from inspect import getdoc
+from pathlib import Path
 from typing import Any
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
@@ -15,7 +16,7 @@ from treeproc.common.settings import UserError, load_settings, refuse_relative_i
 from treeproc.readers import read_lines
 
 # Settings of compare-seeds without a configuration.
-_DEFAULTS = {"task": "classification"}
+_DEFAULTS: dict[str, Any] = {"task": "classification"}
 
 
 def _scaling() -> ArgumentParser:
@@ -56,14 +57,12 @@ def _parser(doc: str | None, settings: type[StudyConfig], **more: Any) -> Argume
     return parser
 
 
-def _run(
-    args: argparse.Namespace, settings: type[StudyConfig], sample: str | None, defaults: dict[str, Any] | None = None
-) -> None:
+def _run(args: argparse.Namespace, settings: type[StudyConfig], sample: Path | None = None, **defaults: Any) -> None:
     require(("matplotlib", "scipy"), "the report of a study")  # at the end of the study: refused here, before the first cell
-    path = find_settings(args, "data=DATA", CONFIGS / f"{sample}.yaml" if sample else None)
+    path = find_settings(args, "data=DATA", sample)
     if args.out is None:
         raise UserError("give --out DIR, the folder of the study")
-    config = load_settings(settings, path, args.overrides, **(defaults if defaults and not path else {}))
+    config = load_settings(settings, path, args.overrides, **({} if path else defaults))
     places = {"data": config.data, "grid.protocol": config.grid.protocol}
     refuse_relative_in_job({**places, "--out": args.out, "--records": args.records})
     with loading():
@@ -79,5 +78,5 @@ def _run(
     run_study(study)
 
 
-scaling = Command(_scaling, partial(_run, settings=ScalingConfig, sample="scaling_sample"))
-compare_seeds = Command(_compare_seeds, partial(_run, settings=SeedsConfig, sample=None, defaults=_DEFAULTS))
+scaling = Command(_scaling, partial(_run, settings=ScalingConfig, sample=CONFIGS / "scaling_sample.yaml"))
+compare_seeds = Command(_compare_seeds, partial(_run, settings=SeedsConfig, **_DEFAULTS))

@@ -20,6 +20,7 @@ without --config: a classifier and a masked language model.
 import argparse
 import shlex
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
@@ -30,7 +31,7 @@ from treeproc.common.command_line import ArgumentParser, Command, build_arg_pars
 from treeproc.common.settings import UserError, load_settings
 
 
-def _command(sample: str | None, **defaults: Any) -> Command:
+def _command(sample: Path | None, **defaults: Any) -> Command:
     """Return a command that trains. `sample` is the configuration of --sample, and `defaults` hold without one."""
 
     def parser() -> ArgumentParser:
@@ -45,8 +46,8 @@ def _command(sample: str | None, **defaults: Any) -> Command:
     return Command(parser, partial(_train, sample=sample, **defaults))
 
 
-def _train(args: argparse.Namespace, sample: str | None, **defaults: Any) -> None:
-    path = find_settings(args, "data=DATA", CONFIGS / f"{sample}.yaml" if sample else None)
+def _train(args: argparse.Namespace, sample: Path | None, **defaults: Any) -> None:
+    path = find_settings(args, "data=DATA", sample)
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, path, args.overrides, **({} if path else defaults))
@@ -76,7 +77,7 @@ def _train(args: argparse.Namespace, sample: str | None, **defaults: Any) -> Non
         print(f"  {what}: tree-attention {command} --out {shlex.quote(str(args.out))}{arguments}")
 
 
-main = _command("sample")
+main = _command(CONFIGS / "sample.yaml")
 train_classifier = _command(None, task="classification")
 # The default model of translation is none for language models.
-train_lm = _command(sample="masked_lm_sample", task="masked_lm", model={"name": "transformer"})
+train_lm = _command(CONFIGS / "masked_lm_sample.yaml", task="masked_lm", model={"name": "transformer"})

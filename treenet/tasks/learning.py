@@ -124,9 +124,7 @@ def why_unlearned(entry: Mapping) -> str:
         return f"one class has {facts['class_share']:.1%} of the predictions"
     if facts.get("spread", 1) < _LEAST_SPREAD:
         return "the predicted scores hardly differ"
-    if (why := _why_high(entry, facts)) and LOWEST_NLL not in facts:
-        return why
-    return ""
+    return "" if LOWEST_NLL in facts else _why_high(entry, facts)
 
 
 def _why_high(entry: Mapping, facts: Mapping) -> str:
