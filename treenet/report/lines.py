@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from treeproc.shards.schema import lower_case
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import read_index, side_of, stage_folder
 
+Value = TypeVar("Value")
 # Bytes of the sentences in a page: 3,000 of 25 words with four translations. A browser filters them in an instant.
 _MOST_BYTES = 4_000_000
 
@@ -53,13 +54,20 @@ class Lines:
 
     def keep(self, rows: Sequence[int]) -> "Lines":
         """Keep the sentences `rows` alone."""
+        return replace(
+            self,
+            line=_take(self.line, rows),
+            words=_take(self.words, rows),
+            depth=_take(self.depth, rows),
+            source=_take(self.source, rows),
+            reference=_take(self.reference, rows),
+            translations=[_take(column, rows) for column in self.translations],
+            chrf=[_take(column, rows) for column in self.chrf],
+        )
 
-        def take(column: Sequence) -> list:
-            return [column[row] for row in rows]
 
-        kept: dict[str, Any] = {name: take(getattr(self, name)) for name in ("line", "words", "depth", "source", "reference")}
-        kept |= {name: list(map(take, getattr(self, name))) for name in ("translations", "chrf")}
-        return replace(self, **kept)
+def _take(column: Sequence[Value], rows: Sequence[int]) -> list[Value]:
+    return [column[row] for row in rows]
 
 
 def collect_lines(tables: Sequence[ScoreTable], runs: Sequence[ReportRun], split: str) -> Lines | None:
