@@ -20,7 +20,7 @@ from torch import Tensor
 
 from treeproc.parsers.lines import Arcs, Tags, longest_first
 from treeproc.parsers.tagger import Speller, reads_characters, simplify_marks
-from treeproc.parsers.weights import PREFIX_SIZE, ROOT, UNKNOWN, Highway, Packing, Weights
+from treeproc.parsers.weights import PREFIX_SIZE, ROOT, UNKNOWN, Highway, Packing, Weights, with_one
 
 # Relations of which a word has one at most: Stanza mends others.
 _SINGLE = ("nsubj", "csubj", "obj")
@@ -150,8 +150,7 @@ class DependencyParser:
     def _sides(self, scorer: str, states: Tensor, governors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the hidden layers of a biaffine scorer [N, hidden + 1]: words as dependents, and as governors or those given."""
         words, heads = (torch.relu(self._weights.linear(f"{scorer}.{side}", states)) for side in ("W1", "W2"))
-        heads = heads if governors is None else heads[governors]
-        return torch.cat([words, words.new_ones(len(words), 1)], 1), torch.cat([heads, heads.new_ones(len(heads), 1)], 1)
+        return with_one(words), with_one(heads if governors is None else heads[governors])
 
     def _arc_scores(self, at: Packing, states: Tensor, is_word: Tensor) -> Tensor:
         """Return [B, L, L]: the score of a word (second) with a governor (third); -inf with itself and at padding."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treeproc.parsers.lines import longest_first
-from treeproc.parsers.weights import Highway, Layer, Packing, Weights
+from treeproc.parsers.weights import Highway, Layer, Packing, Weights, with_one
 
 _WORDS_AT_ONCE = 1024
 # Stanza reads several marks of a question or an exclamation as one.
@@ -92,8 +92,7 @@ class Tagger:
         self._weights, tensors = weights, weights.tensors
         self._speller, self._lstm = Speller(weights), Highway(weights, "taggerlstm")
         weight = tensors["tag_clf.xpos.W_bilin.weight"]  # [tags, hidden + 1, upos + 1]
-        upos = tensors["upos_emb.weight"]
-        upos = torch.cat([upos, upos.new_ones(len(upos), 1)], 1)
+        upos = with_one(tensors["upos_emb.weight"])
         # There are few UPOS tags, so the bilinear form is one matrix for each of them: [UPOS, hidden + 1, tags].
         self._xpos = torch.einsum("tij,uj->uit", weight, upos).contiguous()
         self._xpos_bias = tensors["tag_clf.xpos.W_bilin.bias"]
@@ -120,8 +119,7 @@ class Tagger:
         rows = torch.from_numpy(np.concatenate(sentences)[at.taken]).to(inputs.device)
         states = self._lstm(inputs, rows, at)
         upos = weights.linear("upos_clf", torch.relu_(weights.linear("upos_hid", states))).argmax(1)
-        hidden = torch.relu_(weights.linear("tag_hid.xpos", states))
-        hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1)
+        hidden = with_one(torch.relu_(weights.linear("tag_hid.xpos", states)))
         xpos = torch.empty_like(upos)
         for tag in upos.unique().tolist():
             rows = (upos == tag).nonzero().squeeze(1)

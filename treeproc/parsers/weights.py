@@ -50,6 +50,7 @@ class Vocabulary:
         return [self.id_of(unit) for unit in units]
 
     def unmap(self, ids: Sequence[int]) -> list[str]:
+        """Return the units of ids. Stanza's own repair of arcs calls it."""
         return [self.names[i] for i in ids]
 
     @property
@@ -95,6 +96,11 @@ def tensors_of(state: Mapping[str, Tensor], device: torch.device | None = None) 
         dtype = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype
         out[name] = value.detach().to(device or value.device, dtype)
     return out
+
+
+def with_one(rows: Tensor) -> Tensor:
+    """Append a column of ones, which a bilinear form multiplies with its bias."""
+    return torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
 
 
 @dataclass(frozen=True)

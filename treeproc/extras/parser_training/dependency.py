@@ -22,7 +22,7 @@ from treeproc.extras.parser_training.layers import highway, replace_dropout, sav
 from treeproc.extras.parser_training.treebank import Sentence
 from treeproc.parsers.dependency import DependencyParser, bilinear
 from treeproc.parsers.tagger import simplify_marks
-from treeproc.parsers.weights import Weights
+from treeproc.parsers.weights import Weights, with_one
 
 
 def build_vocab(sentences: Sequence[Sentence], word_cutoff: int) -> MultiVocab:
@@ -187,8 +187,7 @@ def relation_scores(model: Any, states: Tensor, words: Tensor, governors: Tensor
     """Return [arcs, R], the scores of relations for arcs between rows of states [N, D]."""
     form = model.deprel.scorer.W_bilin
     left, right = _sides(model, model.deprel, states)
-    left, right = (torch.cat([side, side.new_ones(len(side), 1)], 1) for side in (left[words], right[governors]))
-    return bilinear(left, right, form.weight, form.bias)
+    return bilinear(with_one(left[words]), with_one(right[governors]), form.weight, form.bias)
 
 
 def _sides(model: Any, scorer: Any, states: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from stanza.models.common.utils import simplify_punct
 from stanza.models.common.vocab import UNK_ID, CharVocab
 from stanza.models.pos.model import Tagger as StanzaTagger
 from stanza.models.pos.tag_columns import tag_columns_from_args, tag_columns_to_config
@@ -23,14 +22,15 @@ from stanza.models.pos.vocab import FeatureVocab, MultiVocab, WordVocab
 from stanza.models.tagger import build_argparse
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from treeproc.extras.parser_training.config import TAGGER_CONSTANTS as FIXED
 from treeproc.extras.parser_training.config import TaggerSettings
 from treeproc.extras.parser_training.layers import dropout, highway, save_halved, spell, start_words
 from treeproc.extras.parser_training.treebank import Tagged
 from treeproc.parsers.lines import Tags
-from treeproc.parsers.tagger import Tagger
-from treeproc.parsers.weights import Weights
+from treeproc.parsers.tagger import Tagger, simplify_marks
+from treeproc.parsers.weights import Weights, with_one
 from treeproc.trees.scores import Share, tag_accuracy
 
 _PAD = -1
@@ -68,7 +68,7 @@ class TaggerLearner:
 
     def _build(self, sentences: list[Tagged]) -> None:
         """Build Stanza's vocabularies and model."""
-        data = [[[_simple(word), upos, xpos, "_"] for word, upos, xpos in zip(*sentence, strict=True)] for sentence in sentences]
+        data = [[[simplify_marks(word), upos, xpos, "_"] for word, upos, xpos in zip(*s, strict=True)] for s in sentences]
         settings = self.settings
         args = vars(build_argparse().parse_args([])) | settings.model_dump(include={"hidden_dim", "word_cutoff", "dropout"})
         args |= {name: FIXED[name] for name in ("char_hidden_dim", "word_emb_dim", "word_dropout")}
@@ -90,22 +90,18 @@ class TaggerLearner:
 
     def _encode(self, sentences: list[Tagged]) -> None:
         """Encode sentences as arrays of distinct forms and tags; forms are rows of characters."""
+        forms = [list(map(simplify_marks, s.words)) for s in sentences]
         ids: dict[str, int] = {}
-        self._forms = [np.array([ids.setdefault(_simple(w), len(ids)) for w in s.words]) for s in sentences]
+        self._forms = [np.array([ids.setdefault(form, len(ids)) for form in row]) for row in forms]
         self._upos = [np.array(self.vocab["upos"].map(s.upos)) for s in sentences]
         self._xpos = [np.array(self.vocab["xpos"].map(s.xpos)) for s in sentences]
         self._sizes = np.array([len(s.words) for s in sentences])
         self._word_of_form = torch.tensor(self.vocab["word"].map(ids))
-        seen = np.bincount(np.concatenate(self._forms), minlength=len(ids))
-        counts: Counter[str] = Counter()
-        for form, count in zip(ids, seen.tolist(), strict=True):
-            counts[form.lower()] += count
+        counts = Counter(form.lower() for row in forms for form in row)
         rare = FIXED["unknown_word"]
         self._unknown = torch.tensor([rare / (rare + counts[form.lower()]) for form in ids])
         self._form_sizes = torch.tensor([len(form) for form in ids])
-        self._characters = torch.zeros(len(ids), int(self._form_sizes.max()), dtype=torch.long)
-        for row, form in enumerate(ids):
-            self._characters[row, : len(form)] = torch.tensor(self.vocab["char"].map(form))
+        self._characters = pad_sequence([torch.tensor(self.vocab["char"].map(form)) for form in ids], batch_first=True)
         self._punct = self.vocab["upos"].unit2id("PUNCT")
 
     def batches(self, epoch: int) -> list[np.ndarray]:
@@ -150,9 +146,9 @@ class TaggerLearner:
         model, drop = self.model, self._drop
         upos_scores = model.upos_clf(drop(torch.relu(model.upos_hid(drop(states)))))
         upos = upos_scores.argmax(1) if upos is None else upos
-        hidden = _with_one(drop(torch.relu(model.tag_hid["xpos"](drop(states)))))
+        hidden = with_one(drop(torch.relu(model.tag_hid["xpos"](drop(states)))))
         # One dropout mask per tag and batch; Stanza has one per word.
-        parents = _with_one(drop(model.upos_emb.weight))
+        parents = with_one(drop(model.upos_emb.weight))
         form = model.tag_clf["xpos"].W_bilin
         table = torch.einsum("tij,uj->iut", form.weight, parents).flatten(1)
         scores = (hidden @ table).view(len(states), len(parents), -1)
@@ -256,17 +252,7 @@ def tag_shares(tagged: Sequence[Tags], gold: Sequence[Tagged]) -> dict[str, Shar
     return found
 
 
-def _simple(word: str) -> str:
-    return simplify_punct([[[word]]])[0][0][0]
-
-
 def _padded(rows: Sequence[np.ndarray], sizes: np.ndarray) -> Tensor:
     """Return the first `sizes` values of every row: [B, L], the rest -1."""
-    out = np.full((len(rows), sizes.max()), _PAD)
-    for i, (row, size) in enumerate(zip(rows, sizes.tolist(), strict=True)):
-        out[i, :size] = row[:size]
-    return torch.from_numpy(out)
-
-
-def _with_one(x: Tensor) -> Tensor:
-    return torch.cat([x, x.new_ones(len(x), 1)], 1)
+    cut = [torch.from_numpy(row[:size]) for row, size in zip(rows, sizes.tolist(), strict=True)]
+    return pad_sequence(cut, batch_first=True, padding_value=_PAD)
