@@ -85,19 +85,11 @@ class TreebankConfig(Settings):
     attribution: str = Field(default="", description="authors, source and licence, for the model card")
 
     @model_validator(mode="after")
-    def _weights(self) -> Self:
+    def _settings_that_go_together(self) -> Self:
         if self.weights.get("pos", 1) > 1:
             raise ValueError("weights: pos must be at most 1; give the other treebanks smaller weights")
-        return self
-
-    @model_validator(mode="after")
-    def _same_splits(self) -> Self:
         if self.brackets.sentences and self.conllu.sentences:
             raise ValueError("`sentences` would split brackets and conllu differently; give train, valid and test files")
-        return self
-
-    @model_validator(mode="after")
-    def _has_files(self) -> Self:
         if not (self.brackets.paths() or self.conllu.paths()):
             raise ValueError("must have brackets or conllu with train files")
         return self

@@ -204,11 +204,13 @@ class _Job:
         scores = self.models / "scores.json"
         files = {name: self.models / f"{name}.pt" for name in MODELS}
         trained = {name: file_sha256(path) for name, path in files.items() if path.exists()}
-        if not scores.exists() or read_json(scores, MADE_AGAIN, needed=["models"])["models"] != trained:
+        found = read_json(scores, MADE_AGAIN, needed=["models"]) if scores.exists() else {"models": None}
+        if found["models"] != trained:
             results = evaluate(self.models, list(trained), self.treebanks, self.config.language)
-            atomic_write(scores, json_bytes({"models": trained, "treebanks": results}))
+            found = {"models": trained, "treebanks": results}
+            atomic_write(scores, json_bytes(found))
         write_curves(self.out / "training", list(trained), self.models / "curves.png")
-        write_card(self.models, self.config, self.treebanks, read_json(scores))
+        write_card(self.models, self.config, self.treebanks, found)
 
     def _tokenizer_learner(self) -> Learner:
         # Raw text if there is any: text made from brackets lacks the original spacing and punctuation.
@@ -269,9 +271,8 @@ class _Job:
         path = self.out / "training" / "taggings.json"
         if not path.exists():
             learner = self._pos_learner()
-            fit(
-                learner, self.out / "training" / "pos", self.config.pos.fit, self.config.seed
-            )  # it is finished, so this loads the weights
+            # It is finished, so this loads the weights.
+            fit(learner, self.out / "training" / "pos", self.config.pos.fit, self.config.seed)
             scores = learner.evaluate()
             taggings = {}
             for number, t in enumerate(self._tagged_treebanks()):

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from treeproc.common.files import atomic_write, file_size
 from treeproc.common.messages import Progress
+from treeproc.common.setting_facts import value_at
 from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.extras.parser_training.corpus import SPLITS, Treebank, tagged, texts, with_arcs
 from treeproc.extras.parser_training.loop import read_fit_metrics
@@ -35,13 +36,13 @@ _WHAT = {
 }
 
 _SCORES = {
-    "token F1": ("tokens", "f1"),
-    "UPOS": ("tags", "upos"),
-    "XPOS": ("tags", "xpos"),
-    "F1": ("brackets", "predicted_tags", "labelled", "f1"),
-    "F1, gold tags": ("brackets", "gold_tags", "labelled", "f1"),
-    "UAS": ("arcs", "uas"),
-    "LAS": ("arcs", "las"),
+    "token F1": "tokens.f1",
+    "UPOS": "tags.upos",
+    "XPOS": "tags.xpos",
+    "F1": "brackets.predicted_tags.labelled.f1",
+    "F1, gold tags": "brackets.gold_tags.labelled.f1",
+    "UAS": "arcs.uas",
+    "LAS": "arcs.las",
 }
 
 
@@ -248,11 +249,8 @@ def _size_rows(treebank: Treebank) -> list[tuple[str, list[str]]]:
 def _score_rows(treebanks: Mapping) -> dict[str, list[str]]:
     """Return the scores of the last part of each treebank."""
     last = {name: list(parts.items())[-1] for name, parts in treebanks.items()}
-    return {f"{name} {split}": [_at(part, path) for path in _SCORES.values()] for name, (split, part) in last.items()}
+    return {f"{name} {split}": [_cell(value_at(part, key)) for key in _SCORES.values()] for name, (split, part) in last.items()}
 
 
-def _at(part: Mapping, path: Sequence[str]) -> str:
-    value = part
-    for key in path:
-        value = value.get(key, {})
-    return f"{value:.2f}" if isinstance(value, float) else ""
+def _cell(score: object) -> str:
+    return f"{score:.2f}" if isinstance(score, float) else ""

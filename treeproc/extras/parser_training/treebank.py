@@ -76,7 +76,6 @@ class Tree:
     words: list[str]
     tags: list[str]
     spans: SpanTree
-    where: str
 
     def __str__(self) -> str:
         """Return Penn Treebank brackets on one line."""
@@ -114,7 +113,7 @@ def _trees(lines: Iterator[str], name: str, notation: Notation) -> Iterator[Tree
         kept = [tag not in (EMPTY_TAG, "") for tag in tags]
         if any(kept):
             words, tags = ([item for item, keep in zip(items, kept, strict=True) if keep] for items in (words, tags))
-            yield Tree(words, tags, plain_tree(keep_leaves(spans, kept), len(words), notation.labels), f"{name}, line {line}")
+            yield Tree(words, tags, plain_tree(keep_leaves(spans, kept), len(words), notation.labels))
 
 
 def _phrases(spans: SpanTree, num_words: int) -> list[str]:
