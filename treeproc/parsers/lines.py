@@ -139,6 +139,13 @@ class Sentence:
         return [word for token in self.tokens for word in token.words]
 
 
+def make_flat(sentences: Sequence[Sentence]) -> None:
+    """Give sentences flat trees, and tags that all languages share, because the labels of phrases come from them."""
+    for sentence in sentences:
+        sentence.tags = [(upos, "") for upos, _ in sentence.tags]
+        sentence.tree = flat_tree(len(sentence.words))
+
+
 @dataclass(frozen=True)
 class Line:
     """The cache key of a line: its characters, and its words if they are given."""
@@ -237,15 +244,10 @@ class LineParser(Parser):
         for sentence in sentences:
             first = len(words["text"])
             leaves = list(_leaves(line.text, sentence.tokens))
-            own = [0] * len(sentence.words)  # the leaf of a word
-            for number, leaf in enumerate(leaves):
-                for word in leaf.words:
-                    own[word] = number
+            own = [number for number, leaf in enumerate(leaves) for _ in leaf.words]  # the leaf of a word
+            kept = [word == leaf.words[0] for leaf in leaves for word in leaf.words]
             tags = [_tag(sentence, leaf) for leaf in leaves]
             texts = [leaf.text for leaf in leaves]
-            kept = [False] * len(own)
-            for leaf in leaves:
-                kept[leaf.words[0]] = True
             tree = keep_leaves(sentence.tree, kept) if sentence.tree else flat_tree(len(leaves))
             trees.append(write_brackets(tree, texts, tags))
             words["text"] += texts

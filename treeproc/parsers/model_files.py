@@ -63,11 +63,10 @@ class ModelFiles:
         for name, path in self.read().items():
             check_archive(path, self.hint)
             hashes[name] = file_sha256(path)
-        for name, sha256 in self._written().items():
-            for own in (own for own in hashes if self.read()[own].stem == name):
-                if hashes[own] != sha256:
-                    path = self.read()[own]
-                    raise UserError(f"{path} is not the model that {path.parent / SCORES} describes; {self.hint}")
+        written = self._written()
+        for name, path in self.read().items():
+            if hashes[name] != written.get(path.stem, hashes[name]):
+                raise UserError(f"{path} is not the model that {path.parent / SCORES} describes; {self.hint}")
         return hashes
 
     def _written(self) -> dict[str, str]:

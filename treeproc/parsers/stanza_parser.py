@@ -16,13 +16,13 @@ from treeproc.common.files import check_archive, load_archive
 from treeproc.parsers import dependency, shift_reduce, tagger, tokenizer
 from treeproc.parsers.characters import CharacterReader, share_readers
 from treeproc.parsers.config import PARSED, ParserConfig
-from treeproc.parsers.lines import Arcs, Line, LineParser, Sentence, Tags, Token, batches, cut_at, is_out_of_memory
+from treeproc.parsers.lines import Arcs, Line, LineParser, Sentence, Tags, Token, batches, cut_at, is_out_of_memory, make_flat
 from treeproc.parsers.model_files import VECTORS, ModelFiles, find_models, no_scores
 from treeproc.parsers.parse_scores import ScoredParser
 from treeproc.parsers.weights import ConstituencyModel, Vocabulary, Weights, can_read, tensors_of
 from treeproc.shards.rows import edges_of
 from treeproc.shards.schema import UNSCORED
-from treeproc.trees.spans import SpanTree, flat_tree, read_nodes
+from treeproc.trees.spans import SpanTree, read_nodes
 
 _PROBE = "A dog barks ."
 _CHARS_PER_WORD = 4  # words of a batch; the tokeniser's states are smaller than the tagger's
@@ -285,19 +285,14 @@ class StanzaParser(LineParser):
     def _parse(self, sentences: list[Sentence]) -> None:
         words = [s.words for s in sentences]
         if self._tagger is None:
-            for sentence in sentences:
-                sentence.tree = flat_tree(len(sentence.words))
-            return
+            return make_flat(sentences)
         tags, arcs = self._tagger.tag(words, self._batch_words)
         if self._arcs:
             arcs = self._arcs.parse(words, tags, self._batch_words)
         for i, sentence in enumerate(sentences):
             sentence.tags, sentence.arcs = tags[i], arcs[i] if arcs else None
         if self._parser is None:
-            for sentence in sentences:  # tags that all languages share, because the labels of phrases come from them
-                sentence.tags = [(upos, "") for upos, _ in sentence.tags]
-                sentence.tree = flat_tree(len(sentence.words))
-            return
+            return make_flat(sentences)
         column = 1 if self._uses_xpos else 0
         tagged = [[(word, tag[column]) for word, tag in zip(s.words, s.tags, strict=True)] for s in sentences]
         if self._scored is not None:

@@ -14,10 +14,10 @@ from treeproc.common.errors import one_line, require
 from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError
 from treeproc.parsers.config import PARSED, ParserConfig
-from treeproc.parsers.lines import Line, LineParser, Sentence, Token, batches
+from treeproc.parsers.lines import Line, LineParser, Sentence, Token, batches, make_flat
 from treeproc.shards.rows import edges_of
 from treeproc.shards.schema import UNANALYSED
-from treeproc.trees.spans import SpanTree, flat_tree, read_nodes
+from treeproc.trees.spans import SpanTree, read_nodes
 
 _NEEDED = {"spacy": ("spacy",), "benepar": ("spacy", "benepar"), "supar": ("spacy", "supar")}
 
@@ -165,13 +165,8 @@ class SpacyParser(LineParser):
         return tokens, document
 
     def _parse(self, sentences: list[Sentence]) -> None:
-        """Fill in the trees. Here there are only arcs.
-
-        The tags are universal ones, because the labels of phrases come from them.
-        """
-        for sentence in sentences:
-            sentence.tags = [(upos, "") for upos, _ in sentence.tags]
-            sentence.tree = flat_tree(len(sentence.words))
+        """Fill in the trees. Here there are only arcs."""
+        make_flat(sentences)
 
 
 def _arcs(span: Any) -> list[tuple[int, str]]:
