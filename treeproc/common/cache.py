@@ -136,7 +136,6 @@ def sha256_of(path: AnyPath) -> str | None:
 
 
 LIMIT = "TREE_ATTENTION_CACHE_GB"
-_FOLDER = re.compile("[0-9a-f]{2}")
 _COPY = re.compile("[0-9a-f]{64}")
 _MAPPED = re.compile(rb"/([0-9a-f]{64})(?: \(deleted\))?$", re.MULTILINE)
 # The folder is looked through whenever a process has added this share of the limit, which it may exceed by so much.
@@ -205,7 +204,7 @@ def cache_limit(held_bytes: int) -> int:
 def _copies() -> list[_Copy]:
     """Return the copies that are there. Removes unfinished copies that dead processes left an hour ago."""
     found = []
-    for folder in _folders():
+    for folder in cache_folder().glob("[0-9a-f][0-9a-f]"):
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
@@ -217,16 +216,8 @@ def _copies() -> list[_Copy]:
     return found
 
 
-def _folders() -> Iterator[Path]:
-    with suppress(FileNotFoundError), os.scandir(cache_folder()) as entries:
-        yield from (Path(entry.path) for entry in entries if _FOLDER.fullmatch(entry.name))
-
-
 def _remove_temporary(path: Path) -> None:
-    with (
-        suppress(BlockingIOError),
-        file_lock(path.parent / ".lock", wait=False),
-    ):  # the process that holds it may be writing the file
+    with suppress(BlockingIOError), file_lock(path.parent / ".lock", wait=False):  # who holds it may be writing the file
         path.unlink(missing_ok=True)
 
 

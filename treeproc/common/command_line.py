@@ -269,12 +269,9 @@ def open_lost_streams() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number, which is this one
     _output_is_lost = sys.stdout is None
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
     if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):  # PYTHONUNBUFFERED: a full disk would cut text silently
         buffer = open(sys.stdout.fileno(), "wb", closefd=False)
         sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=True)

@@ -1,17 +1,16 @@
 """Errors of settings in one line: the place, the expected value, and the key that an unknown one may have meant."""
 
 import re
-import types
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from treeproc.common.errors import is_from_python, one_line, quoted
-from treeproc.common.setting_facts import ANY_KEY, section_of, walk_fields
+from treeproc.common.setting_facts import ANY_KEY, section_of, types_in, walk_fields
 from treeproc.common.synonyms import SYNONYMS, settings_in
 
 COMMAND_LINE = "the command line"
@@ -68,16 +67,12 @@ def _place(cls: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], A
     """
     names, current = [], cls
     for part in loc:
-        members = [one for one in get_args(current) if one is not type(None)] if _is_union(current) else [current]
+        members = types_in(current)
         if len(members) > 1:
             break
         names.append(str(part))
         current = _inside(members[0], part)
     return names, current
-
-
-def _is_union(annotation: Any) -> bool:
-    return get_origin(annotation) in (Union, types.UnionType)
 
 
 def _inside(annotation: Any, part: str | int) -> Any:

@@ -33,6 +33,12 @@ class SettingFacts(NamedTuple):
     description: str
 
 
+def types_in(annotation: Any) -> list[Any]:
+    """Return the types of a union without null; else the annotation alone."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    return [one for one in get_args(annotation) if one is not type(None)] if is_union else [annotation]
+
+
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """Return the settings that a field, optional or not, holds."""
     found = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]

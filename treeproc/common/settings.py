@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from treeproc.common.errors import UserError, from_python, quoted
 from treeproc.common.hub import HubModel
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error
-from treeproc.common.setting_facts import list_settings, value_at, walk_fields
+from treeproc.common.setting_facts import list_settings, types_in, value_at, walk_fields
 from treeproc.common.storage import AnyPath, RemotePath, as_path, scheme_of
 from treeproc.common.yaml_reader import MOST_BYTES, Yaml12Dumper, find_comment, read_yaml
 
@@ -132,9 +132,7 @@ def _mentions(annotation: Any, *types: Any) -> bool:
 
 def _is_list_of_paths(annotation: Any) -> bool:
     """Return whether an annotation takes a list of paths and nothing else. One path is then a list of one."""
-    members = (
-        [one for one in get_args(annotation) if one is not type(None)] if type(None) in get_args(annotation) else [annotation]
-    )
+    members = types_in(annotation)
     return len(members) == 1 and get_origin(members[0]) in (list, tuple) and _mentions(members[0], Path)
 
 
