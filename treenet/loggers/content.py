@@ -65,6 +65,12 @@ class RunContent:
     scores: list[Score]
 
 
+def numbers_of(line: Mapping) -> dict[str, float]:
+    """Return the numbers of a line of metrics.jsonl by their names in loggers: `train/update`, `train/loss` and so on."""
+    numbers = {"update": line["step"], **{name: value for name, value in line.items() if name not in ("event", "step")}}
+    return {f"{line['event']}/{name}": value for name, value in numbers.items() if value is not None}
+
+
 def identify(run_dir: Path, out: AnyPath, config: TrainConfig, data_fingerprint: str) -> None:
     """Give the run an identity in loggers, in RUN/loggers.json, if it has none.
 
@@ -85,7 +91,7 @@ def read_identity(run_dir: Path) -> RunIdentity:
 
 
 def _read_identity(run_dir: Path) -> _Identity:
-    identity = read_json(run_dir / LOGGERS, _HINT, _Identity, _Identity.__annotations__)
+    identity = read_json(run_dir / LOGGERS, _HINT, _Identity)
     if not _ID.fullmatch(identity["id"]):  # a part of file names and of queries
         raise UserError(f"{run_dir / LOGGERS}: id must have 32 hexadecimal digits; {_HINT}")
     return identity

@@ -15,12 +15,8 @@ from treeproc.parsers.weights import Layer, Packing, Vocabulary, tensors_of
 
 _START, _END = "\n", " "  # of a sentence; of a word
 _CHARACTERS = 16_384  # of a batch
-_PLACES = (
-    "charmodel_forward",
-    "charmodel_backward",
-    "forward_charlm",
-    "backward_charlm",
-)  # in tagger and dependency parser; parser
+# In tagger and dependency parser, then in the constituency parser.
+_PLACES = ("charmodel_forward", "charmodel_backward", "forward_charlm", "backward_charlm")
 
 
 class CharacterReader:

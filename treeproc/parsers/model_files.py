@@ -113,12 +113,9 @@ def _trained_models(folder: Path, config: ParserConfig) -> ModelFiles:
     if config.constituency and not (folder / VECTORS).is_file():
         missing.append(VECTORS)
     if missing:
-        has_arcs = {"tokenize", "pos", "depparse"} <= set(files)
-        hint = (
-            "set parser.dependencies=true parser.constituency=false, which makes trees of its arcs"
-            if has_arcs
-            else ("give the folder OUT/models of tree-attention train-parser")
-        )
+        hint = "give the folder OUT/models of tree-attention train-parser"
+        if {"tokenize", "pos", "depparse"} <= set(files):
+            hint = "set parser.dependencies=true parser.constituency=false, which makes trees of its arcs"
         raise UserError(f"parser.models: {folder} has no {', '.join(missing)}; {hint}")
     return ModelFiles("trained", folder, _wanted(files, config))
 

@@ -160,18 +160,12 @@ def bert_scores(
     precision, recall, f1 = 100 * parts.reshape(len(systems), -1, len(references), 3).max(2).transpose(2, 0, 1)
     assert config.model is not None  # BertScorer has refused it
     place = pin("bertscore.model", config.model)
-    signature = "|".join(
-        (
-            f"nrefs:{len(references)}",
-            f"model:{place.name}",
-            f"revision:{str(place.revision)[:8]}"
-            if isinstance(place, HubModel)
-            else f"sha256:{folder_sha256(Path(str(place)))[:8]}",
-            f"layer:{config.layer}",
-            f"idf:{'yes' if config.idf else 'no'}",
-            "F1 times 100",
-        )
-    )
+    if isinstance(place, HubModel):
+        state = f"revision:{str(place.revision)[:8]}"
+    else:
+        state = f"sha256:{folder_sha256(Path(str(place)))[:8]}"
+    idf = "yes" if config.idf else "no"
+    signature = f"nrefs:{len(references)}|model:{place.name}|{state}|layer:{config.layer}|idf:{idf}|F1 times 100"
     details = {"precision": precision.mean(1).tolist(), "recall": recall.mean(1).tolist()}
     return SentenceScores(f1, signature, len(scorer.cut), details)
 

@@ -72,15 +72,9 @@ def comet_scores(
     answer, scores = _ask(config, different, use_gpu)
     of_sample = dict(zip(different, scores, strict=True))
     values = 100 * np.array([of_sample[sample] for sample in samples]).reshape(len(systems), -1)
-    signature = "|".join(
-        (
-            f"model:{config.model.name}" if config.model else "",
-            f"sha256:{folder_sha256(config.model)[:8]}" if config.model else "",
-            str(answer["kind"]),
-            f"unbabel-comet:{answer['version']}",
-            "times 100",
-        )
-    )
+    assert config.model is not None  # COMET has read it
+    made_by = f"{answer['kind']}|unbabel-comet:{answer['version']}"
+    signature = f"model:{config.model.name}|sha256:{folder_sha256(config.model)[:8]}|{made_by}|times 100"
     return SentenceScores(values, one_line(signature), int(answer["cut"]))
 
 

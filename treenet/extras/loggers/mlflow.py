@@ -3,11 +3,11 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from treenet.loggers.content import RunContent, RunIdentity, Score
+from treenet.loggers.content import RunContent, RunIdentity, Score, numbers_of
 from treeproc.common.errors import UserError
 from treeproc.common.files import file_lock
 
@@ -85,10 +85,12 @@ class Logger:
 
     def _send_lines(self, lines: Sequence[dict]) -> None:
         """Send lines of metrics. All numbers of a line are in one request, which MLflow stores complete or not at all."""
+        from mlflow.entities import Metric
+
         now = time.time_ns() // 1_000_000
         batch: list = []
         for line in lines:
-            metrics = list(_metrics(line, now))
+            metrics = [Metric(_name(name), value, now, line["step"]) for name, value in numbers_of(line).items()]
             if len(batch) + len(metrics) > _METRICS:
                 self._client.log_batch(self._run, metrics=batch)
                 batch = []
@@ -119,16 +121,6 @@ class Logger:
                 last = max(points, key=lambda point: point.timestamp)
                 self._last[name] = (last.step, last.value)
         return self._last.get(name)
-
-
-def _metrics(line: Mapping, now: int) -> Iterator:
-    from mlflow.entities import Metric
-
-    event, step = line["event"], line["step"]
-    yield Metric(f"{event}/update", step, now, step)
-    for name, value in line.items():
-        if name not in ("event", "step") and value is not None:
-            yield Metric(_name(f"{event}/{name}"), value, now, step)
 
 
 def _chunks(entries: Sequence, size: int) -> Iterator[Sequence]:

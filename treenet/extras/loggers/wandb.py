@@ -5,7 +5,7 @@ import shutil
 import time
 from pathlib import Path
 
-from treenet.loggers.content import RunContent, RunIdentity
+from treenet.loggers.content import RunContent, RunIdentity, numbers_of
 from treeproc.common.errors import UserError
 from treeproc.common.files import cache_folder
 
@@ -86,8 +86,7 @@ class Logger:
         for line in content.lines:
             event, step = line["event"], line["step"]
             if step > self._sent.get(event, 0):
-                numbers = {key: value for key, value in line.items() if key not in ("event", "step") and value is not None}
-                self._run.log({f"{event}/update": step, **{f"{event}/{key}": value for key, value in numbers.items()}})
+                self._run.log(numbers_of(line))
                 self._sent[event] = step
         scores = {score.name: score.value for score in content.scores}
         if scores != self._scores:
