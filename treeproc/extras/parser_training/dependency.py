@@ -28,7 +28,7 @@ from treeproc.parsers.weights import Weights, with_one
 def build_vocab(sentences: Sequence[Sentence], word_cutoff: int) -> MultiVocab:
     """Build Stanza's vocabularies without lemmas and features."""
     words = [[(word,) for word in s.words] for s in sentences]
-    upos, xpos = ([[(tag or "_",) for tag in tags] for tags in columns] for columns in _tag_columns(sentences))
+    upos, xpos = ([[(tag or "_",) for tag in getattr(s, name)] for s in sentences] for name in ("upos", "xpos"))
     return MultiVocab(
         {
             "char": CharVocab(words, cutoff=2),
@@ -40,10 +40,6 @@ def build_vocab(sentences: Sequence[Sentence], word_cutoff: int) -> MultiVocab:
             "deprel": WordVocab([[(name,) for name in s.deprels] for s in sentences]),
         }
     )
-
-
-def _tag_columns(sentences: Sequence[Sentence]) -> tuple[list[list[str]], list[list[str]]]:
-    return [s.upos for s in sentences], [s.xpos for s in sentences]
 
 
 class TagNoise:
@@ -90,8 +86,8 @@ class DependencyLearner:
         known, spelling = word_ids(vocab, list(ids))
         self._known, self._spelled_in = torch.tensor(known), torch.tensor([len(word) for word in spelling])
         self._characters = pad_sequence([torch.tensor(word) for word in spelling], batch_first=True)
-        upos, xpos = ([vocab[n].map(c) for c in cs] for n, cs in zip(("upos", "xpos"), _tag_columns(train), strict=True))
-        self._upos, self._xpos = _with_roots(upos, ROOT_ID), _with_roots(xpos, ROOT_ID)
+        columns = ([vocab[name].map(getattr(s, name)) for s in train] for name in ("upos", "xpos"))
+        self._upos, self._xpos = (_with_roots(column, ROOT_ID) for column in columns)
         self._governors = _with_roots([[governor + 1 for governor in s.governors] for s in train], 0)
         relations = [[r - VOCAB_PREFIX_SIZE for r in vocab["deprel"].map(s.deprels)] for s in train]
         self._relations = _with_roots(relations, 0)

@@ -77,9 +77,6 @@ class Derivations:
         self.actions, self.positions, self.below, self.depths, self.parents, self.heights = columns
         self.num_words = np.add.reduceat(self.actions == SHIFT, self.edges[:-1])
 
-    def __len__(self) -> int:
-        return len(self.edges) - 1
-
     def batch(self, rows: np.ndarray, num_labels: int) -> DerivationBatch:
         """Build index arrays of the sentences `rows`, in this order. Labels have the numbers of their transitions."""
         lengths, sizes = np.diff(self.edges)[rows], self.num_words[rows] + 2
