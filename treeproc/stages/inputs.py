@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from treeproc.common.cache import SETTLED_NS
-from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.files import MADE_AGAIN, atomic_write, json_bytes, read_json
 from treeproc.common.settings import Settings, UserError, later_field
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.common.store_requests import StoreRefuses
@@ -230,7 +230,7 @@ def read_cached_counts(folder: AnyPath, stamps: str | None) -> InputCounts | Non
     if stamps is None or not (folder / NOTE).exists():
         return None
     try:
-        note = read_json(folder / NOTE, form=_Form, needed=_Form.__annotations__)
+        note = read_json(folder / NOTE, MADE_AGAIN, _Form)
     except UserError:  # a note that is damaged is none
         return None
     return InputCounts(note["counts"], note["digests"]) if note["stamps"] == stamps else None
