@@ -96,21 +96,9 @@ class Chunk:
         """Return the numbers in the chunk of the lines that hold these places."""
         return np.unique(np.searchsorted(self.ends, places)).tolist()
 
-    def matching(self, pattern: re.Pattern, begins: np.ndarray) -> list[int]:
-        """Return the numbers of the lines in which the pattern matches at one of the places for which `begins` is true."""
-        return self.matching_at(pattern, np.flatnonzero(begins))
-
-    def matching_at(self, pattern: re.Pattern, places: np.ndarray) -> list[int]:
-        """Return the numbers of the lines in which the pattern matches at one of these places."""
-        return self.lines_at([at for at in places.tolist() if pattern.match(self.content, at)])
-
     def places_of(self, code: int) -> np.ndarray:
         """Return the places of a code, fast where there is none."""
         return np.flatnonzero(self.codes == code) if bytes([code]) in self.content else np.zeros(0, np.int64)
-
-
-def _escapes(chunk: Chunk) -> list[int]:
-    return chunk.matching(_ESCAPE, chunk.among("&@")) if b"&" in chunk.content or b"@-@" in chunk.content else []
 
 
 def _tokens(chunk: Chunk) -> list[int]:
@@ -124,21 +112,6 @@ def _attached(chunk: Chunk) -> list[int]:
     """Return the lines whose last mark has no blank before it."""
     ends = chunk.ends[np.diff(chunk.ends, prepend=-1) > 2]
     return chunk.lines_at(ends[chunk.among(".?!")[ends - 1] & ~chunk.blank[ends - 2]])
-
-
-def _placeholders(chunk: Chunk) -> list[int]:
-    begins = chunk.among("<[{%")
-    for double in "_@":
-        begins[:-1] |= (chunk.codes[:-1] == ord(double)) & (chunk.codes[1:] == ord(double))
-    return chunk.matching(_PLACEHOLDER, begins)
-
-
-def _subwords(chunk: Chunk) -> list[int]:
-    begins = np.zeros(len(chunk.codes), bool)
-    for mark in ("▁".encode(), b"##"):
-        if mark in chunk.content:
-            begins |= np.logical_and.reduce([np.roll(chunk.codes == code, -place) for place, code in enumerate(mark)])
-    return chunk.matching(_SUBWORD, begins)
 
 
 def _quoted(chunk: Chunk) -> list[int]:
@@ -212,22 +185,22 @@ def _is_base64(line: str) -> bool:
         return False
 
 
-def _lost(chunk: Chunk) -> list[int]:
-    places = chunk.places_of(ord("?"))
-    return chunk.matching_at(_LOST, places[chunk.codes[places + 1] >= ord("?")])
-
-
 def _with(pattern: re.Pattern, firsts: bytes) -> Callable[[Chunk], list[int]]:
     """Return the rule for lines in which a pattern matches, which begins with one of these codes."""
-    return lambda chunk: chunk.matching_at(pattern, np.concatenate([chunk.places_of(code) for code in firsts]))
+
+    def rule(chunk: Chunk) -> list[int]:
+        places = np.concatenate([chunk.places_of(code) for code in firsts]).tolist()
+        return chunk.lines_at([at for at in places if pattern.match(chunk.content, at)])
+
+    return rule
 
 
 RULES: dict[str, Callable[[Chunk], list[int]]] = {
-    "escapes": _escapes,
+    "escapes": _with(_ESCAPE, b"&@"),
     "tokens": _tokens,
     "attached": _attached,
-    "placeholders": _placeholders,
-    "subwords": _subwords,
+    "placeholders": _with(_PLACEHOLDER, b"<[{%_@"),
+    "subwords": _with(_SUBWORD, b"#\xe2"),  # with the latter begins ▁
     "quoted": _quoted,
     "decomposed": _decomposed,
     "sentences": _sentences,
@@ -238,7 +211,7 @@ RULES: dict[str, Callable[[Chunk], list[int]]] = {
     "percent": _with(_PERCENT, b"%"),
     "base64": _base64,
     "columns": _with(_COLUMNS, b"|\t"),
-    "lost": _lost,
+    "lost": _with(_LOST, b"?"),
     "scripts": _with(_SCRIPTS, b"\xd0\xd1"),
 }
 # What may have happened to lines of every side, and to names of classes.
