@@ -155,18 +155,16 @@ class TextNotices:
         """Note what stands in the next rows of a split. Those at the places `leaks` are in another split too."""
         for side in self.wanted if rows else ():
             self.add(split, side, rows)
-        if len(leaks):
-            lines = {place: (self.line(split, rows[place]["example_id"]), rows[place]["source"]) for place in leaks[:_EXAMPLES]}
-            self._side(split, "source").take("leaks", found_at(leaks, lines.__getitem__))
-        if rows and "document" in rows[0] and (found := _wrapped(rows)):
-            self._side(split, "source").take(
-                "wrapped", found_at(found, lambda row: (self.line(split, row["example_id"]), row["source"]))
-            )
-        # In train, a filter drops them. An index has this kind only if there are such lines.
-        if split != "train" and (found := [row for row in rows if has_control(row["source"])]):
-            self._side(split, "source").take(
-                "control", found_at(found, lambda row: (self.line(split, row["example_id"]), row["source"]))
-            )
+        # In train, a filter drops lines with control characters. An index has these kinds only if there are such lines.
+        found = {
+            "leaks": [rows[place] for place in leaks],
+            "wrapped": _wrapped(rows) if rows and "document" in rows[0] else [],
+            "control": [row for row in rows if has_control(row["source"])] if split != "train" else [],
+        }
+        for kind, some in found.items():
+            if some:
+                what = found_at(some, lambda row: (self.line(split, row["example_id"]), row["source"]))
+                self._side(split, "source").take(kind, what)
 
     def parts(self, split: str) -> dict:
         """Return what was noted of a split, for `merge`; without the samples of languages."""
