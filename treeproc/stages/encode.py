@@ -291,33 +291,30 @@ class EncodeShard:
     def __init__(self, data: AnyPath, tree: TreeConfig, base: AnyPath | None = None, pairs: bool = False):
         self._data, self._base, self._tree, self._pairs = data, base or data, tree, pairs
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
-        self._donors: DonorTrees | ShapeDonors | None = None
         place = self._base / "parsed", *tree.parsed_columns, tree.seed
-        if tree.tree_source == "shuffled":
-            self._donors = DonorTrees(*place, collapse_unary=tree.collapse_unary)
-        elif tree.tree_source == "other_shape":
-            self._donors = ShapeDonors(*place, collapse_unary=tree.collapse_unary)
+        donors = {"shuffled": DonorTrees, "other_shape": ShapeDonors}.get(tree.tree_source)
+        self._donors = donors and donors(*place, collapse_unary=tree.collapse_unary)
 
     def __call__(
         self, text: ShardRecord, parsed: ShardRecord, fingerprint: str, place: int = 0, window: Sequence[int] = (0, 0)
     ) -> ShardRecord:
-        """Encode a shard. Trees of other lines need `place` and `window`, as `DonorTrees.of_shard` takes them."""
+        """Encode a shard. Trees of other lines need `place` and `window`, as `of_shard` of the donors takes them."""
         lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
         schema = encoded_columns(lines.schema.names, trees.schema.names, self._tree)
         counts: Counter[str] = Counter()
         longest: dict[str, int] = {}
-        donated, told = None, np.zeros(0, dtype=bool)
-        name = "lines_without_partner" if isinstance(self._donors, DonorTrees) else "lines_with_surplus"
+        donated = None
         if self._donors is not None:
             donated, told = self._donors.of_shard(place, window)
-            counts[name] = int(told.sum())
         stages: tuple[Iterable[dict], Iterable[dict]] = lines.columns, trees.columns
         if (least := self._tree.least_score(text.split)) is not None:
             kept = self._at_least(least, trees)
             counts["dropped.parse_score"] = len(lines) - len(kept)
             stages = lines.some_columns(kept), trees.some_columns(kept)
             if donated is not None:
-                donated, counts[name] = keep(donated, kept), int(told[kept].sum())
+                donated, told = keep(donated, kept), told[kept]
+        if self._donors is not None:
+            counts[self._donors.counted] = int(told.sum())
         first, batches = 0, []
         try:
             for views in zip(*stages, strict=True):

@@ -12,10 +12,10 @@ Splits of large data are cut into windows of shards, and the other line is one o
 shard reads one window, and no process holds all lines.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -91,27 +91,48 @@ def next_other(codes: np.ndarray) -> np.ndarray:
     return (places + 1) % len(codes)
 
 
-class _WindowTrees:
-    """Trees of the lines of a window of parsed shards. It holds the shards that it has opened there.
+class _WindowTrees(ABC):
+    """Donors' trees of the lines of parsed shards. It holds the donors of one window, and the shards that it has opened there.
 
     `words` and `trees` are columns of the parsed stage in `folder`. With `collapse_unary`, the shape of a tree is that of the
     setting of that name.
     """
 
+    counted: str  # the name of a count of lines
+
     def __init__(self, folder: AnyPath, words: str, trees: str, seed: int, *, collapse_unary: bool = True):
         self._folder, self._words, self._trees, self._seed = folder, words, trees, seed
         self._collapse_unary = collapse_unary
         self._window = (0, 0)
-        self._records: list[ShardRecord] = []
-        self._edges = np.zeros(1, np.int64)  # of the lines of the shards
-        self._open: dict[int, list[Donated]] = {}  # by the number of the shard in the window, its record batches
 
-    def _open_window(self, begin: int, end: int) -> None:
-        self._open, self._window = {}, (0, 0)
+    def read(self, begin: int, end: int) -> None:
+        """Find the donors of the window of these shards."""
+        self._window = (0, 0)
+        self._open: dict[int, list[Donated]] = {}  # by the number of the shard in the window, its record batches
         # Without counts, a record takes half a kB.
         found = read_index(self._folder).records_between(begin, end)
         self._records = [replace(record, counts={}, longest={}) for record in found]
-        self._edges = edges_of(np.array([record.rows for record in self._records], dtype=np.int64))
+        self._edges = edges_of(np.array([record.rows for record in self._records], dtype=np.int64))  # of the lines of the shards
+        self._find_donors()
+        self._window = begin, end
+
+    def of_shard(self, place: int, window: Sequence[int]) -> tuple[Donated, np.ndarray]:
+        """Return the trees for all lines of the shard `place` of the index, and whether a line counts as one of `counted`.
+
+        `window` is that of the shard, as `donor_windows` gives it.
+        """
+        begin, end = window
+        if (begin, end) != self._window:
+            self.read(begin, end)
+        return self._donated(*self._edges[place - begin : place - begin + 2].tolist())
+
+    @abstractmethod
+    def _find_donors(self) -> None:
+        """Find the donors of the window."""
+
+    @abstractmethod
+    def _donated(self, first: int, last: int) -> tuple[Donated, np.ndarray]:
+        """Return what `of_shard` does, for the lines from `first` to before `last` of the window."""
 
     def _read_trees(self, lines: np.ndarray) -> list[list[str]]:
         """Return the trees of lines of the window."""
@@ -135,34 +156,19 @@ class _WindowTrees:
 
 
 class DonorTrees(_WindowTrees):
-    """Donors' trees of the lines of parsed shards. It holds the donors of one window.
+    """Trees of other lines. A donor has a tree of another shape than the line's own, if there is one."""
 
-    A donor has a tree of another shape than the line's own, if there is one.
-    """
+    counted = "lines_without_partner"
 
-    def __init__(self, *args: Any, **rule: Any):
-        super().__init__(*args, **rule)
-        self._donors = np.zeros(0, np.int32)
-        self._chosen = np.zeros(0, bool)  # whether the donor of a line was chosen by the shapes of all lines of its length
-
-    def of_shard(self, place: int, window: Sequence[int]) -> tuple[Donated, np.ndarray]:
-        """Return the trees of the donors of all lines of the shard `place` of the index, and whether a line keeps its own tree.
-
-        `window` is that of the shard, as `donor_windows` gives it.
-        """
-        if (window[0], window[1]) != self._window:
-            self.read(window[0], window[1])
-        first, last = self._edges[place - window[0] : place - window[0] + 2].tolist()
+    def _donated(self, first: int, last: int) -> tuple[Donated, np.ndarray]:
+        """Return the trees of the donors of all lines, and whether a line keeps its own tree."""
         lines = np.arange(first, last)
         codes: dict[bytes, int] = {}
         same = self._shapes(lines, codes) == self._shapes(self._donors[lines], codes)
         for line in np.flatnonzero(same) + first:
             self._choose_other_shapes(int(line))
         donors = self._donors[lines]
-        found = self._read_trees(donors)
-        texts = pa.array([tree for of_line in found for tree in of_line], pa.string())
-        edges = edges_of(np.fromiter(map(len, found), dtype=np.int64, count=len(found)))
-        return (edges, texts), donors == lines
+        return _joined(self._read_trees(donors)), donors == lines
 
     def _choose_other_shapes(self, line: int) -> None:
         """Choose donors of other shapes for all lines of a line's length, unless that was done. It reads all their trees."""
@@ -179,41 +185,36 @@ class DonorTrees(_WindowTrees):
         """Return a number [n] for the shape of the tree of each line of the window, as `codes` gives it and goes on."""
         out: list[int] = []
         for first in range(0, len(lines), _TREES_AT_ONCE):
-            found = self._read_trees(lines[first : first + _TREES_AT_ONCE])
-            brackets = read_flat_trees(pa.array([tree for of_line in found for tree in of_line], pa.string()))
+            edges, texts = _joined(self._read_trees(lines[first : first + _TREES_AT_ONCE]))
+            brackets = read_flat_trees(texts)
             trees = normal_form(brackets, collapse_unary=self._collapse_unary)
-            leaf_edges = brackets.leaf_edges[edges_of(np.fromiter(map(len, found), dtype=np.int64, count=len(found)))]
+            leaf_edges = brackets.leaf_edges[edges]
             spans, node_edges = np.stack([trees.starts, trees.ends], axis=1), trees.node_edges(leaf_edges).tolist()
             for leaf, (begin, end) in zip(leaf_edges.tolist(), pairwise(node_edges), strict=False):
                 out.append(codes.setdefault((spans[begin:end] - leaf).tobytes(), len(codes)))
         return np.array(out, dtype=np.int64)
 
-    def read(self, begin: int, end: int) -> None:
-        """Find the donors of all lines of the window of these shards."""
-        self._open_window(begin, end)
+    def _find_donors(self) -> None:
+        """Find the donors of all lines."""
         ids, lengths = np.zeros(self._edges[-1], np.int64), np.zeros(self._edges[-1], np.int32)
         for first, record in zip(self._edges.tolist(), self._records, strict=False):
             for batch in Shard(self._folder, record).columns:
                 last = first + len(batch["example_id"])
                 ids[first:last], lengths[first:last] = batch["example_id"], np.diff(batch[self._words][0])
                 first = last
-        self._donors, self._chosen = np.zeros(len(ids), np.int32), np.zeros(len(ids), bool)
+        self._donors = np.zeros(len(ids), np.int32)
+        self._chosen = np.zeros(len(ids), bool)  # whether the donor of a line was chosen by the shapes of all lines of its length
         for first, last in (self._edges[list(ends)].tolist() for ends in _splits(self._records)):
             self._donors[first:last] = first + find_donors(ids[first:last], lengths[first:last], self._seed)
-        self._window = begin, end
 
 
 class ShapeDonors(_WindowTrees):
-    """Trees whose shapes the trees of parsed shards get. It holds the donors of all trees of one window."""
+    """Trees whose shapes the trees of parsed shards get."""
 
-    def of_shard(self, place: int, window: Sequence[int]) -> tuple[Donated, np.ndarray]:
-        """Return the donor of every tree of the shard `place` of the index, and whether a donor of a line has surplus nodes.
+    counted = "lines_with_surplus"
 
-        `window` is that of the shard, as `donor_windows` gives it.
-        """
-        if (window[0], window[1]) != self._window:
-            self.read(window[0], window[1])
-        first, last = self._edges[place - window[0] : place - window[0] + 2].tolist()
+    def _donated(self, first: int, last: int) -> tuple[Donated, np.ndarray]:
+        """Return the donor of every tree of the lines, and whether a donor of a line has surplus nodes."""
         edges = self._tree_edges[first : last + 1]
         own = np.arange(edges[0], edges[-1])
         donors = self._donors[own]
@@ -225,9 +226,8 @@ class ShapeDonors(_WindowTrees):
         thinned[np.searchsorted(edges, own[self._nodes[donors] > self._nodes[own]], side="right") - 1] = True
         return (edges - edges[0], texts), thinned
 
-    def read(self, begin: int, end: int) -> None:
-        """Find the donors of all trees of the window of these shards."""
-        self._open_window(begin, end)
+    def _find_donors(self) -> None:
+        """Find the donors of all trees."""
         counts, columns = [np.zeros(0, np.int64)], [np.zeros((4, 0), np.uint64)]
         for record in self._records:
             for batch in Shard(self._folder, record).columns:
@@ -243,7 +243,12 @@ class ShapeDonors(_WindowTrees):
         for first, last in (self._tree_edges[self._edges[list(ends)]].tolist() for ends in _splits(self._records)):
             own = slice(first, last)
             self._donors[own] = first + find_shapes(words[own], nodes[own], codes[own], keys[own])
-        self._window = begin, end
+
+
+def _joined(found: Sequence[Sequence[str]]) -> Donated:
+    """Return the trees of lines side by side."""
+    edges = edges_of(np.fromiter(map(len, found), dtype=np.int64, count=len(found)))
+    return edges, pa.array([tree for of_line in found for tree in of_line], pa.string())
 
 
 def _sizes_and_codes(trees: FlatTrees, leaf_edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
