@@ -112,7 +112,7 @@ def read_raw_lines(
     (first, lines), *others = sides
     unit = form.unit(first) if others and text is not None else "line"
     for path, column in others:
-        lines = _side_by_side(lines, column, first, path, unit)
+        lines = (left | right for left, right in pair_up(lines, column, str(first), str(path), f"{unit}s"))
     return (RawLine(**{"text": None, **line}) for line in lines)
 
 
@@ -131,10 +131,6 @@ def ask_for_lines(stream: IO[bytes], ask: Callable[[], None]) -> Iterator[RawLin
         if not (line := stream.readline()):
             return
         yield RawLine(line.removesuffix(b"\n"))
-
-
-def _side_by_side(lines: Iterator[dict], column: Iterator[dict], first: AnyPath, path: AnyPath, unit: str) -> Iterator[dict]:
-    return (left | right for left, right in pair_up(lines, column, str(first), str(path), f"{unit}s"))
 
 
 def _column(name: str, path: AnyPath) -> Iterator[dict]:

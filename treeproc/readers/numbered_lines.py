@@ -336,22 +336,13 @@ def pair_up_files(
     right: Sequence[AnyPath],
     unit: str = "lines",
 ) -> Iterator[tuple[Item, Other]]:
-    """Return the pairs of the items of several files a side, as `pair_up` does.
+    """Yield the pairs of the items of several files a side, as `pair_up` does.
 
     Warn at the end if both sides have as many files, but these do not end together.
     """
     if not 1 < len(left) == len(right):
-        return pair_up(read_left(left), read_right(right), join_names(left), join_names(right), unit)
-    return _pair_up_files(read_left, left, read_right, right, unit)
-
-
-def _pair_up_files(
-    read_left: Callable[[Sequence[AnyPath]], Iterator[Item]],
-    left: Sequence[AnyPath],
-    read_right: Callable[[Sequence[AnyPath]], Iterator[Other]],
-    right: Sequence[AnyPath],
-    unit: str,
-) -> Iterator[tuple[Item, Other]]:
+        yield from pair_up(read_left(left), read_right(right), join_names(left), join_names(right), unit)
+        return
     number = 0
     ends: tuple[list[int], list[int]] = [], []
 
