@@ -16,7 +16,7 @@ from treeproc.common.messages import phase
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.common.store_requests import StoreRefuses
-from treeproc.readers import FORMATS, convert_rows
+from treeproc.readers import FORMATS, Ranges, convert_rows
 from treeproc.readers.example_ends import NotCut
 from treeproc.readers.line_ranges import (
     CHUNK_BYTES,
@@ -79,9 +79,7 @@ class ReadRange:
         return _with_column(rows, "example_id", count(part.first_id))
 
     def _cut(self, part: TextRange) -> Iterator[dict]:
-        ranges = FORMATS[self._inputs.format].ranges
-        assert ranges is not None  # other formats are not cut
-        rows = read_examples(part.source, ranges.read)
+        rows = read_examples(part.source, _ranges(self._inputs).read)
         if part.target:
             # As in `pair_up`, the source comes first: of two bad lines the first one is named.
             rows = _with_column(rows, "target", read_range(part.target))
@@ -107,21 +105,6 @@ class CannotRead(UserError):
     """A file cannot be read, or is not what it must be."""
 
 
-@dataclass(frozen=True)
-class CutInputs:
-    """The sides of every split that has files."""
-
-    sides: Mapping[str, list[CutSide]]
-
-    def of(self, inputs: Inputs, split: str) -> list[CutSide]:
-        """Return the source that a split is read from, and the target if there is one."""
-        return self.sides[split if inputs.splits[split].source else "train"]
-
-    def examples(self, inputs: Inputs) -> dict[str, int]:
-        """Return the number of examples of every split: of the longer side where one is shorter."""
-        return {s: inputs.examples_before(s, max(side.lines for side in self.of(inputs, s))) for s in inputs.splits}
-
-
 def bytes_that_can_be_cut(inputs: Inputs) -> int:
     """Return the bytes of the inputs if their examples can be read in parts, else 0."""
     paths = inputs.paths()
@@ -135,17 +118,22 @@ def bytes_that_can_be_cut(inputs: Inputs) -> int:
     return sum(map(file_size, paths))
 
 
-def _ends_of(inputs: Inputs) -> dict[AnyPath, str]:
-    """Return how the examples of each file end."""
+def _ranges(inputs: Inputs) -> Ranges:
     ranges = FORMATS[inputs.format].ranges
     assert ranges is not None  # `bytes_that_can_be_cut`
+    return ranges
+
+
+def _ends_of(inputs: Inputs) -> dict[AnyPath, str]:
+    """Return how the examples of each file end."""
     sources = {path for files in inputs.splits.values() for path in files.source}
-    return {path: ranges.ends if path in sources else "lines" for path in inputs.paths()}
+    return {path: _ranges(inputs).ends if path in sources else "lines" for path in inputs.paths()}
 
 
-def cut_inputs(inputs: Inputs, work: AnyPath, run: Run) -> CutInputs:
+def cut_inputs(inputs: Inputs, work: AnyPath, run: Run) -> dict[str, list[CutSide]]:
     """Count the examples of all inputs. What was counted or unpacked before is in the folder `work`, and is not done again.
 
+    Returns the source that each split is read from, and its target if there is one.
     Raises CannotRead for a file that cannot be read or cut.
     """
     names, ends = inputs.paths(), _ends_of(inputs)
@@ -163,24 +151,15 @@ def cut_inputs(inputs: Inputs, work: AnyPath, run: Run) -> CutInputs:
         if not cut.lines and ends[name] != "lines":
             _check_empty(inputs, name)
         files[name] = cut
-    return CutInputs(
-        {
-            split: [CutSide(tuple(files[path] for path in side)) for side in (sides.source, sides.target) if side]
-            for split, sides in inputs.splits.items()
-            if sides.source
-        }
-    )
+    sides = {split: (inputs.files(split).source, inputs.files(split).target) for split in inputs.splits}
+    return {split: [CutSide(tuple(files[path] for path in side)) for side in both if side] for split, both in sides.items()}
 
 
 def _check_beginning(inputs: Inputs, name: AnyPath) -> None:
     """Raise CannotRead for a file that cannot be opened or plainly has another format."""
-    ranges = FORMATS[inputs.format].ranges
-    assert ranges is not None  # `bytes_that_can_be_cut`
     is_source = any(name in files.source for files in inputs.splits.values())
-    with (
-        _bad_input(),
-        closing(text_blocks(name, ranges.reading if is_source or inputs.format == "parallel" else "lines")) as blocks,
-    ):
+    reading = _ranges(inputs).reading if is_source or inputs.format == "parallel" else "lines"
+    with _bad_input(), closing(text_blocks(name, reading)) as blocks:
         next(blocks, None)
 
 

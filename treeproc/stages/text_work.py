@@ -20,11 +20,11 @@ from treeproc.common.messages import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.common.store_requests import StoreRefuses, in_parallel
-from treeproc.readers.line_ranges import FilesChanged, read_range
+from treeproc.readers.line_ranges import CutSide, FilesChanged, read_range
 from treeproc.readers.numbered_lines import join_names, unequal, warn_of_file_ends
 from treeproc.shards.schema import in_order, shard_name
 from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards
-from treeproc.stages.cut_inputs import CannotRead, CutInputs, TextRange, cut_inputs, mark_of
+from treeproc.stages.cut_inputs import CannotRead, TextRange, cut_inputs, mark_of
 from treeproc.stages.filters import FilterConfig, stride_of
 from treeproc.stages.inputs import Inputs, input_stamp
 from treeproc.stages.keys import SplitHash, keys_file, number_of_partitions
@@ -62,11 +62,13 @@ class TextWork:
         self._work = out / f"{_WORK}{fingerprint_of(_VERSION, self._is_cut, order, self._stamps, filters.identity(), kinds)}"
         self._work.mkdir(parents=True, exist_ok=True)
         self._run = run_here if tasks is None else tasks(self._work)
-        self._cut: CutInputs | None = None
+        self._cut: dict[str, list[CutSide]] = {}
 
     def counts(self) -> dict[str, int]:
-        """Count the examples of every split. Raises BadInput as `digests` does."""
-        return self._lines().examples(self._inputs) if self._is_cut else self._checked()["counts"]
+        """Count the examples of every split: of the longer side where one is shorter. Raises BadInput as `digests` does."""
+        if not self._is_cut:
+            return self._checked()["counts"]
+        return {s: self._inputs.examples_before(s, max(side.lines for side in sides)) for s, sides in self._lines().items()}
 
     def digests(self) -> dict[str, str]:
         """Hash the content of every split, after its lines were checked. Raises BadInput for the first bad line."""
@@ -75,7 +77,7 @@ class TextWork:
     def train_files(self) -> list[int]:
         """Count the examples of each source file of train, before `hold_out`. The inputs were read without an error before."""
         if self._is_cut:
-            return [file.lines for file in self._lines().of(self._inputs, "train")[0].files]
+            return [file.lines for file in self._lines()["train"][0].files]
         return self._inputs.count_train_files()
 
     def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: IO[bytes]) -> Iterator[ShardRecord]:
@@ -153,8 +155,8 @@ class TextWork:
         atomic_write(note, json_bytes(found))
         return found
 
-    def _lines(self) -> CutInputs:
-        if self._cut is None:
+    def _lines(self) -> dict[str, list[CutSide]]:
+        if not self._cut:
             try:
                 self._cut = cut_inputs(self._inputs, self._work, self._run)
             except CannotRead as error:
@@ -188,10 +190,9 @@ class TextWork:
             return [TextRange(split, number, 0) for number, split in enumerate(inputs.splits)], None
         blocks: list[TextRange] = []
         cut = self._lines()
-        most = max(side.lines for split in inputs.splits for side in cut.of(inputs, split))
+        most = max(side.lines for sides in cut.values() for side in sides)
         size = min(MOST_BLOCK, max(LEAST_BLOCK, -(-most // _BLOCKS)))
-        for split in inputs.splits:
-            sides = cut.of(inputs, split)
+        for split, sides in cut.items():
             lines = min(side.lines for side in sides)
             for start in range(0, lines, size):
                 blocks.append(self._range(split, len(blocks), start, min(start + size, lines)))
@@ -212,13 +213,13 @@ class TextWork:
         return self._range(split, number, self._inputs.line(split, first) - 1, self._inputs.line(split, last))
 
     def _range(self, split: str, number: int, start: int, stop: int) -> TextRange:
-        sides = self._lines().of(self._inputs, split)
+        sides = self._lines()[split]
         first_id = self._inputs.examples_before(split, start)
         source, target = (*(side.pieces(start, stop) for side in sides), ())[:2]
         return TextRange(split, number, first_id, start, source, target)
 
     def _unequal(self, split: str) -> UserError:
-        sides, files = self._lines().of(self._inputs, split), self._inputs.files(split)
+        sides, files = self._lines()[split], self._inputs.files(split)
         shorter, longer = sorted(sides, key=lambda side: side.lines)
         try:
             if self._inputs.format == "parallel":  # of other formats, one process looks for the message
