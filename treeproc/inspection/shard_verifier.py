@@ -16,7 +16,7 @@ from treeproc.shards.lengths import Column, SizeCounts, StoredCounts, open_lengt
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH, UNSCORED
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_sidecar, sidecar_path
-from treeproc.stages.lengths import example_ids, row_sizes
+from treeproc.stages.lengths import row_sizes
 
 STAGES = ("text", "parsed", "encoded")
 # Row, example_id, what is wrong.
@@ -97,7 +97,7 @@ class ShardVerifier:
             return found, None
         if what := self._schema_problem(stage, shard):
             return found | {"opening": what}, None
-        ids = example_ids(shard)
+        ids = shard.ids
         found["ids"] = [int(ids[0]), int(ids[-1])] if len(ids) else []
         unordered = id_problems(ids[1:], int(ids[0]) if len(ids) else 0)
         found["order"] = _first_of((row + 1, int(ids[row + 1]), what) for row, what in unordered)
@@ -117,7 +117,7 @@ class ShardVerifier:
         self, stage: str, shard: Shard, ids: np.ndarray, before: str, earlier: Shard | None
     ) -> Iterator[RowProblem]:
         """Check the rules of a stage, and that its examples are those of the stage before."""
-        if earlier is not None and not _are_examples_of(shard, ids, example_ids(earlier)):
+        if earlier is not None and not _are_examples_of(shard, ids, earlier.ids):
             yield None, None, f"its examples differ from those of {before}"
             earlier = None
         if stage == "encoded":

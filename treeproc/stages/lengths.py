@@ -4,9 +4,8 @@ Tasks make the record batches of many rows, each those of some shards. A task le
 process copies them in order.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -76,11 +75,8 @@ class MeasureShards:
     def batches(self, record: ShardRecord) -> list[pa.RecordBatch]:
         """Return the record batch of a shard for each file."""
         sizes = row_sizes(Shard(self.folder, record))
-        make: dict[str, Callable[..., pa.RecordBatch]] = {
-            LENGTHS: partial(_record_batch, schema=LENGTHS_SCHEMA),
-            SIZE_COUNTS: _counts_of,
-        }
-        return [make[name](sizes, record, self.splits) for name in self.names]
+        tables = [(name, sizes if name == LENGTHS else _counts_of(sizes, record)) for name in self.names]
+        return [_record_batch(table, record, self.splits, _SCHEMAS[name]) for name, table in tables]
 
     def file(self, name: str, task: str) -> AnyPath:
         """Return the file of a task, which a job that continues removes."""
@@ -116,22 +112,19 @@ def _reason(error: Exception) -> str:
 
 def row_sizes(shard: Shard) -> dict[str, np.ndarray]:
     """Return the columns of `lengths.arrow` for one encoded shard, but the split."""
-    flat = {name: _joined(_sizes(views, name) for views in shard.columns) for name in _SIZES}
+    none = np.zeros(0, dtype=np.int64)
+    flat = {name: np.concatenate([none, *(_sizes(views, name) for views in shard.columns)]) for name in _SIZES}
     return flat | {
-        "example_id": example_ids(shard),
+        "example_id": shard.ids,
         "shard": np.full(len(shard), shard.record.index),
         "row": np.arange(len(shard)),
     }
 
 
-def example_ids(shard: Shard) -> np.ndarray:
-    """Return the `example_id` of every row of a shard of any stage."""
-    return _joined(views["example_id"] for views in shard.columns)
-
-
-def _counts_of(sizes: dict[str, np.ndarray], record: ShardRecord, splits: Sequence[str]) -> pa.RecordBatch:
+def _counts_of(sizes: dict[str, np.ndarray], record: ShardRecord) -> dict[str, np.ndarray]:
+    """Return the columns of `size_counts.arrow`, but the split."""
     counts = vars(SizeCounts.of(sizes["leaves"], sizes["tgt_pieces"], sizes["nodes"]))
-    return _record_batch({**counts, "shard": np.full(len(counts["rows"]), record.index)}, record, splits, SIZE_COUNTS_SCHEMA)
+    return {**counts, "shard": np.full(len(counts["rows"]), record.index)}
 
 
 def _record_batch(
@@ -141,10 +134,6 @@ def _record_batch(
     split = pa.DictionaryArray.from_arrays(codes, pa.array(splits, pa.string()))
     arrays = [split if column.name == "split" else pa.array(columns[column.name], column.type) for column in schema]
     return pa.record_batch(arrays, schema=schema)
-
-
-def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
 def _sizes(views: dict, name: str) -> np.ndarray:
