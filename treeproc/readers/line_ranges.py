@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,11 +26,17 @@ from treeproc.readers.numbered_lines import UTF8_BOM, decoded_lines, whole_lines
 _CHUNK_BYTES = 8 << 20
 _CHUNKS_HELD = 4
 
-ObjectStamp = tuple[int, int]  # bytes, time of change in nanoseconds
 CHUNK_BYTES = 4 << 20
 _READ_BYTES = 1 << 20
 
 Item = TypeVar("Item")
+
+
+class Stamp(NamedTuple):
+    """Size and time of change of a file or object. They show whether it was changed."""
+
+    size: int
+    mtime_ns: int
 
 
 class ObjectChanged(UserError):
@@ -40,7 +46,7 @@ class ObjectChanged(UserError):
 class ChunkedObject(io.RawIOBase):
     """The bytes of the object of this stamp, as a file that is read at any place. Reading raises ObjectChanged for another."""
 
-    def __init__(self, path: RemotePath, stamp: ObjectStamp):
+    def __init__(self, path: RemotePath, stamp: Stamp):
         self._path, self._stamp, self._place = path, stamp, 0
 
     def readable(self) -> bool:
@@ -68,7 +74,7 @@ class ChunkedObject(io.RawIOBase):
 
 
 @functools.lru_cache(_CHUNKS_HELD)
-def _chunk(path: RemotePath, stamp: ObjectStamp, number: int) -> bytes:
+def _chunk(path: RemotePath, stamp: Stamp, number: int) -> bytes:
     """Read a chunk of an object. The stamp is looked at after the reading, so that the chunk is of that object."""
     start = number * _CHUNK_BYTES
     size = min(_CHUNK_BYTES, stamp[0] - start)
@@ -86,14 +92,6 @@ def _chunk(path: RemotePath, stamp: ObjectStamp, number: int) -> bytes:
 
 class FilesChanged(UserError):
     """A file has changed or disappeared since its line ends were counted."""
-
-
-@dataclass(frozen=True)
-class Stamp:
-    """Size and modification time of a file. They show whether the file was changed."""
-
-    size: int
-    mtime_ns: int
 
 
 def stamp_of(path: AnyPath) -> Stamp:
@@ -126,8 +124,7 @@ class Piece:
     skip: int  # ends from there to the first example
     first: int  # number of the first example, from 1
     count: int  # examples
-    size: int
-    mtime_ns: int
+    stamp: Stamp
     kind: str = "lines"  # of `ENDS`
     state: int = 0  # of these ends at the offset
     to_end: bool = False  # whether the last example of the file is in it
@@ -152,8 +149,7 @@ class CutFile:
         at = int(np.searchsorted(self.before, start)) - 1 if start else 0
         skip = start - int(self.before[at])
         how = self.kind, self.states[at] if start else 0, stop == self.lines
-        place = at * self.chunk, skip, start + 1, stop - start, self.stamp.size, self.stamp.mtime_ns
-        return Piece(str(self.path), self.name, *place, *how)
+        return Piece(str(self.path), self.name, at * self.chunk, skip, start + 1, stop - start, self.stamp, *how)
 
 
 def cut_file(path: AnyPath, name: str, stamp: Stamp, found: Sequence, chunk: int, kind: str = "lines") -> CutFile:
@@ -216,12 +212,8 @@ def read_examples(pieces: Sequence[Piece], read: Callable[[Iterator[str], str], 
         except ObjectChanged:
             raise _changed(piece) from None
         # Every chunk of an object was compared with the stamp when it was read.
-        if left or (isinstance(path, Path) and stamp_of(path) != _stamp(piece)):
+        if left or (isinstance(path, Path) and stamp_of(path) != piece.stamp):
             raise _changed(piece)
-
-
-def _stamp(piece: Piece) -> Stamp:
-    return Stamp(piece.size, piece.mtime_ns)
 
 
 def _read_piece(path: AnyPath, piece: Piece) -> Iterator[str]:
@@ -235,7 +227,7 @@ def _read_piece(path: AnyPath, piece: Piece) -> Iterator[str]:
 
 def _open(path: AnyPath, piece: Piece) -> IO[bytes]:
     if isinstance(path, RemotePath):
-        return buffered(ChunkedObject(path, (piece.size, piece.mtime_ns)))
+        return buffered(ChunkedObject(path, piece.stamp))
     try:
         file = path.open("rb")
     except OSError as error:  # it was readable when its line ends were counted
@@ -243,7 +235,7 @@ def _open(path: AnyPath, piece: Piece) -> IO[bytes]:
             f"cannot read {piece.name} on {platform.node()}: {error.strerror or error}; put input files on storage that all "
             "nodes share"
         ) from None
-    if stamp_of(path) != _stamp(piece):
+    if stamp_of(path) != piece.stamp:
         file.close()
         raise _changed(piece)
     return file

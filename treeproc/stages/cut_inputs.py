@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from itertools import count, islice
 from typing import IO
 
+from pydantic import TypeAdapter
+
 from treeproc.common.files import MADE_AGAIN, atomic_output, atomic_write, file_size, json_bytes, read_json
 from treeproc.common.messages import phase
 from treeproc.common.settings import UserError
@@ -61,9 +63,12 @@ class TextRange:
         return {"range": asdict(self)}
 
 
+_RANGE = TypeAdapter(TextRange)
+
+
 def range_of(values: Mapping) -> TextRange:
     """Return the range of a `job`."""
-    return TextRange(**{**values, **{side: [Piece(**piece) for piece in values[side]] for side in ("source", "target")}})
+    return _RANGE.validate_python(values)
 
 
 class ReadRange:
