@@ -20,7 +20,7 @@ from treeproc.parsers import describe_in_words
 from treeproc.shards.lengths import open_lengths
 from treeproc.shards.schema import UNSCORED, in_order
 from treeproc.shards.shard import Shard, SplitShards, check_vocabulary_files
-from treeproc.shards.store import describe_trees, read_index
+from treeproc.shards.store import describe_trees, read_index, side_of
 from treeproc.stages.dropped_lines import why_dropped
 from treeproc.stages.job_report import class_notes, noticed, parse_statuses, tree_notes
 from treeproc.subwords import LabelVocab, Subwords, load_pieces
@@ -84,11 +84,6 @@ def statistics(encoded: AnyPath, split: str) -> SplitStatistics:
     return out
 
 
-def leaf_side(index: dict) -> str:
-    """Return the side whose words are leaves, by the index of the encoded stage."""
-    return index.get("tree_settings", {}).get("side", "source")
-
-
 def histogram(counts: np.ndarray, name: str) -> list[str]:
     """Draw text bars over ranges of equal width."""
     if not counts.any():
@@ -112,7 +107,7 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
     folders = stage_folders(data)
     index = read_index(folders["encoded"])
     check_vocabulary_files(folders["encoded"], index)
-    side = leaf_side(index)
+    side = side_of(index)
     labels = LabelVocab.load(folders["encoded"] / "vocab" / "labels.txt").names
     # Training needs no text stage: it may be elsewhere.
     has_text = (folders["text"] / "index.json").exists()
@@ -192,7 +187,7 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
     shards = SplitShards(folder, split)
     row = shards[shards.by_index()[shard]].row(number)
     check_vocabulary_files(folder, index)
-    vocab, side = folder / "vocab", leaf_side(index)
+    vocab, side = folder / "vocab", side_of(index)
     other = "source" if side == "target" else "target"
     subwords = load_pieces(vocab)
     pieces, (tree, *arcs) = row["leaves"]["piece"], draw_row(row, vocab)

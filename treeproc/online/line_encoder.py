@@ -23,7 +23,7 @@ from treeproc.readers import read_rows
 from treeproc.readers.line_forms import FORMS, is_blank
 from treeproc.shards.rows import WordEnds, arrow_array, batch_views, edges_of, pick, record_batches
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
-from treeproc.shards.store import read_index, stage_folder
+from treeproc.shards.store import read_index, side_of, stage_folder
 from treeproc.stages.encode import RowEncoder
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.text_warnings import is_noticed
@@ -141,7 +141,7 @@ class LineEncoder:
         self.gives_arcs = config.dependencies
         self.tags = config.tags  # that may stand in front of lines
         self.language = config.language if config.reads_language else None  # of the parser; None if no parser reads the lines
-        side = index["tree_settings"].get("side", "source")
+        side = side_of(index)
         self.learned = _learned_notices(data, side)
         self.notice_kinds = _notice_kinds(self.learned)
         self.target_notice_kinds = _target_notice_kinds(data, "source" if side == "target" else "target")

@@ -18,10 +18,9 @@ from treeproc.readers.line_forms import is_blank, join_with_blanks
 from treeproc.readers.treebanks import read_trees, without_names
 from treeproc.shards.schema import UNK_ID, UNKNOWN_LABEL_ID, without_tag
 from treeproc.shards.store import read_index
-from treeproc.stages.filters import is_doubtful, known, stride_of
+from treeproc.stages.filters import CONTROL, is_doubtful, known, stride_of
 from treeproc.stages.text_warnings import SideNotices, Wanted, is_noticed
 
-_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 # Treebanks write quotation marks in a special way.
 _SPELLINGS = {"``": ('"', "“", "”"), "''": ('"', "”", "“"), "`": ("'", "‘"), "'": ("’",)}
 # A line has at most this many characters per allowed piece; sentencepiece's own limit of a piece is 16.
@@ -344,7 +343,7 @@ def decode(line: bytes, what: str = "", *, control: bool = False, strip: bool = 
 
 def _without_control(text: str, what: str) -> str:
     """Return the text. Raises ValueError if it has a control character."""
-    if found := _CONTROL.search(text):
+    if found := CONTROL.search(text):
         raise ValueError(f"{what}control character U+{ord(found[0]):04X} at character {found.start() + 1}; remove it")
     return text
 

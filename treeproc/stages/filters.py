@@ -33,7 +33,7 @@ Script = Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari",
 
 # Traces of a broken conversion: the replacement character and control characters other than the tab.
 _DAMAGE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ufffd]")
-_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _KANA = {"HIRAGANA", "KATAKANA"}
 
 
@@ -115,7 +115,7 @@ def _side_reason(line: str, text: str, script: Script | None, config: FilterConf
 
 def has_control(line: str) -> bool:
     """Return whether a line has a control character other than the tab; `translate` and `classify` leave such a line empty."""
-    return not line.isprintable() and _CONTROL.search(line) is not None
+    return not line.isprintable() and CONTROL.search(line) is not None
 
 
 def script_share(line: str, script: Script) -> float:

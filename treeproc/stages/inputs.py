@@ -106,16 +106,15 @@ class Inputs:
 
     def of_split(self, split: str, rows: Iterator[dict], start: int = 0) -> Iterator[dict]:
         """Return the rows of the split among those of its files from line `start` on."""
-        stride = self.stride
-        if stride is None or split not in ("train", "valid"):
+        if (stride := self._stride(split)) is None:
             return rows
         held = split == "valid"
         return (row for number, row in enumerate(rows, start=start + 1) if (number % stride == 0) == held)
 
-    @property
-    def stride(self) -> int | None:
-        """Return the n of `hold_out`: every n-th example of the files of train belongs to valid."""
-        return next((files.hold_out for files in self.splits.values() if files.hold_out), None)
+    def _stride(self, split: str) -> int | None:
+        """Return the n of `hold_out`: every n-th example of the files of train belongs to valid. None for other splits."""
+        strides = (files.hold_out for files in self.splits.values() if files.hold_out)
+        return next(strides, None) if split in ("train", "valid") else None
 
     def files(self, split: str) -> SplitFiles:
         """Return the files that a split is read from."""
@@ -123,9 +122,9 @@ class Inputs:
 
     def examples_before(self, split: str, line: int) -> int:
         """Count the split's examples among the first `line` lines of its files, if examples are lines."""
-        if self.stride is None or split not in ("train", "valid"):
+        if (stride := self._stride(split)) is None:
             return line
-        return line // self.stride if split == "valid" else line - line // self.stride
+        return line // stride if split == "valid" else line - line // stride
 
     def count_train_files(self) -> list[int]:
         """Read the source files of train, and return the number of examples of each, before `hold_out`."""
@@ -143,8 +142,7 @@ class Inputs:
 
     def line(self, split: str, example_id: int) -> int:
         """Return the number, from 1, of an example over the files of its split; that of its line if examples are lines."""
-        stride = self.stride
-        if stride is None or split not in ("train", "valid"):
+        if (stride := self._stride(split)) is None:
             return example_id + 1
         return (example_id + 1) * stride if split == "valid" else example_id + example_id // (stride - 1) + 1
 

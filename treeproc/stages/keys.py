@@ -13,6 +13,7 @@ from typing import IO
 import numpy as np
 
 from treeproc.common.storage import AnyPath
+from treeproc.shards.rows import edges_of
 
 KEY_BYTES = 16
 # Arrays of keys as bytes: NumPy leaves out zeros at the end of such values, which changes neither order nor equality.
@@ -104,8 +105,7 @@ def write_parts(file: IO[bytes], keys: bytes | bytearray, partitions: int) -> No
     halves = np.frombuffer(keys, dtype=np.uint64).reshape(-1, 2)
     partition = ((halves[:, 0] >> np.uint64(32)) * np.uint64(partitions)) >> np.uint64(32)
     order = np.argsort(partition.astype(np.uint32), kind="stable")
-    edges = np.zeros(partitions + 1, dtype=np.int64)
-    np.cumsum(np.bincount(partition.astype(np.int64), minlength=partitions), out=edges[1:])
+    edges = edges_of(np.bincount(partition.astype(np.int64), minlength=partitions))
     for array in (edges, halves[order], order.astype(np.uint32)):
         file.write(array.tobytes())
 

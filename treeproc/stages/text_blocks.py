@@ -166,7 +166,7 @@ class SeenKeys:
         """Find the rows whose source, or all of it, stands in another split, as `drop_overlap` says."""
         known = self._sets.get(OVERLAP, np.empty(0))
         keys = [example_key(row) if self._by_example else key_of(row["source"]) for row in rows] if len(known) else []
-        return places_in(keys, known) if keys else []
+        return places_in(keys, known)
 
     def duplicates(self, rows: Sequence[dict]) -> list[int]:
         """Find the rows that an earlier example of train equals."""
