@@ -1,9 +1,9 @@
 """Pieces, labels, tags and dependency relations of the training split."""
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -48,26 +48,21 @@ class TrainSplit(NamedTuple):
     line_tags: Sequence[str] = ()  # in front of lines (`parser.tags`), each of them one piece
 
 
+@dataclass
 class VocabularyCounts:
-    """Counts of the training split: words of the lines that are learned from; labels, tags and relations of all trees.
+    """Counts of the training split: words of the lines that are learned from, by side; labels, tags and relations of all trees.
 
     At most the words of `max_training_lines` lines are held.
     """
 
-    def __init__(self, config: SubwordConfig, tree: TreeConfig):
-        self.words: dict[str, Counter[str]] = {
-            side: Counter() for side in (("source",) if config.joint else ("source", "target"))
-        }
-        self.labels: set[str] = {UNANALYSED}
-        self.takes_labels = tree.tree_source != "dependencies"
-        if not self.takes_labels and tree.phrase_labels == "upos":
-            self.labels.update(PHRASE_LABELS)
-        self.tags: set[str] = {UNANALYSED}
-        self.deprels: set[str] = set()
+    words: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    labels: set[str] = field(default_factory=set)
+    tags: set[str] = field(default_factory=lambda: {UNANALYSED})
+    deprels: set[str] = field(default_factory=set)
 
     def add_names(self, labels: Iterable[str], tags: Iterable[str], deprels: Iterable[str]) -> None:
         """Take up the names that stand in some trees."""
-        self.labels.update(labels if self.takes_labels else ())
+        self.labels.update(labels)
         self.tags.update(tags)
         self.deprels.update(deprels)
 
@@ -91,31 +86,27 @@ class CountShards:
 
         A shard is given by its records, `text` and `parsed`, by the number of its first row, and by whether its trees are read.
         """
-        words: dict[str, Counter] = {side: Counter() for side in (("source",) if self._joint else ("source", "target"))}
-        found: dict[str, set[str]] = {"labels": set(), "tags": set(), "deprels": set()}
+        counts = VocabularyCounts()
         for shard in shards:
-            self._count(words, found, **shard)
-        return {"words": words} | {kind: sorted(some) for kind, some in found.items()}
+            self._count(counts, **shard)
+        return {"words": counts.words, "labels": list(counts.labels), "tags": list(counts.tags), "deprels": list(counts.deprels)}
 
-    def _count(
-        self, words: dict[str, Counter], found: dict[str, set[str]], text: ShardRecord, parsed: ShardRecord, *, first: int,
-        names: bool,
-    ) -> None:  # fmt: skip
+    def _count(self, counts: VocabularyCounts, text: ShardRecord, parsed: ShardRecord, *, first: int, names: bool) -> None:
         lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
         for line_views, tree_views in zip(lines.columns, trees.columns, strict=True):
             edges, of_trees = tree_views[self._tree.parsed_columns[0]]
-            self._count_words(words, line_views, edges, of_trees, first)
+            self._count_words(counts.words, line_views, edges, of_trees, first)
             first += len(line_views["example_id"])
             if names:
-                self._find_names(found, tree_views)
+                self._find_names(counts, tree_views)
 
-    def _find_names(self, found: dict[str, set[str]], parsed: dict) -> None:
+    def _find_names(self, counts: VocabularyCounts, parsed: dict) -> None:
         brackets = read_flat_trees(parsed[self._tree.parsed_columns[1]][1])
         trees = normal_form(brackets, collapse_unary=False)
-        found["labels"].update(trees.names[i] for i in np.unique(trees.labels))
-        found["tags"].update(brackets.tag_names[i] for i in np.unique(brackets.tags))
+        counts.labels.update(trees.names[i] for i in np.unique(trees.labels))
+        counts.tags.update(brackets.tag_names[i] for i in np.unique(brackets.tags))
         if self._tree.arcs_column in parsed:
-            found["deprels"].update(pc.unique(parsed[self._tree.arcs_column][1]["deprel"]).to_pylist())
+            counts.deprels.update(pc.unique(parsed[self._tree.arcs_column][1]["deprel"]).to_pylist())
 
     def _count_words(self, counters: dict[str, Counter], text: dict, edges: np.ndarray, words: dict, first: int) -> None:
         sides = [side for side in (self._tree.side, self._tree.other_side) if side in text]
@@ -169,7 +160,7 @@ def count_vocabulary(split: TrainSplit) -> VocabularyCounts:
     Only shards are read that have rows of the sample, or whose sidecar does not name labels, tags and relations.
     """
     base, text, parsed, config, tree, run, _ = split
-    counts = VocabularyCounts(config, tree)
+    counts = VocabularyCounts()
     columns = [Shard(base / stage, records[0]).schema.names for stage, records in (("text", text), ("parsed", parsed)) if records]
     num_rows = sum(record.rows for record in text)
     if not num_rows:
@@ -253,9 +244,10 @@ def names_by_file(counts: VocabularyCounts, tree: TreeConfig) -> dict[str, set[s
 
 def _node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
     """Return the labels of the trees in normal form, of split words, and of the nodes that the settings add."""
-    labels = counts.labels | {SPLIT_WORD_PREFIX + tag for tag in counts.tags}
-    if tree.tree_source == "dependencies" and tree.phrase_labels == "deprel":
-        labels |= {plain_relation(name) for name in counts.deprels}
+    labels: Iterable[str] = counts.labels
+    if tree.tree_source == "dependencies":
+        labels = PHRASE_LABELS if tree.phrase_labels == "upos" else map(plain_relation, counts.deprels)
+    labels = {UNANALYSED, *labels, *(SPLIT_WORD_PREFIX + tag for tag in counts.tags)}
     if tree.documents == "dummy_root":
         labels.add(DOCUMENT_LABEL)
     return labels | {BINARY_PREFIX + label for label in labels} if tree.binarize != "none" else labels
