@@ -4,7 +4,6 @@ import errno
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 import pyarrow as pa
@@ -123,7 +122,7 @@ def _no_split(folder: AnyPath, split: str, there: Collection[str]) -> UserError:
     return UserError(f"{folder.parent} holds a vocabulary without examples; give a data set: data=DATA")
 
 
-class SplitShards(Sequence[Shard]):
+class SplitShards:
     """The shards of one split, in order. A shard is opened when it is asked for, and the last few are held.
 
     Raises UserError when the split is not there. Asking for a shard raises UserError when it is damaged.
@@ -137,13 +136,10 @@ class SplitShards(Sequence[Shard]):
     def __len__(self) -> int:
         return len(self.records)
 
-    @overload
-    def __getitem__(self, place: int) -> Shard: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Shard]: ...
-    def __getitem__(self, place: int | slice) -> Shard | list[Shard]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(len(self)))]
+    def __iter__(self) -> Iterator[Shard]:
+        return (self[place] for place in range(len(self)))
+
+    def __getitem__(self, place: int) -> Shard:
         number = range(len(self))[place]
         if number not in self._held:
             shard = Shard(self.folder, self.records[number])

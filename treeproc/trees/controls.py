@@ -89,20 +89,16 @@ def put_labels(trees: FlatTrees, shapes: FlatTrees, keys: np.ndarray) -> FlatTre
     Both have T trees with one root each. A shape has at least as many nodes as its tree. It loses the surplus ones: the nodes of
     the smallest uniform `keys` [N of shapes], never the root. Children of a lost node become children of its parent.
     """
-    surplus = np.bincount(_tree_numbers(shapes)) - np.bincount(_tree_numbers(trees))
+    is_root = shapes.parents() < 0
+    tree, of_labels = np.cumsum(is_root) - 1, np.cumsum(trees.parents() < 0) - 1  # the number of the tree of every node [N]
+    surplus = np.bincount(tree) - np.bincount(of_labels)
     if surplus.any():
-        tree, is_root = _tree_numbers(shapes), shapes.parents() < 0
         order = np.lexsort((keys, is_root, tree))
         rank = np.arange(len(order)) - edges_of(np.bincount(tree))[tree]  # `order` has the trees one after the other, as `tree`
         kept = np.ones(len(order), dtype=bool)
         kept[order[rank < surplus[tree]]] = False
         shapes = shapes.keep(kept)
     return replace(shapes, labels=trees.labels, names=trees.names)
-
-
-def _tree_numbers(trees: FlatTrees) -> np.ndarray:
-    """Return the number of the tree of every node [N], counted from 0."""
-    return np.cumsum(trees.parents() < 0) - 1
 
 
 def hash_parts(ids: np.ndarray, edges: np.ndarray, seed: int) -> np.ndarray:
