@@ -9,8 +9,8 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from treeproc.readers.line_ranges import FilesChanged
 from treeproc.shards.schema import FULL_TEXT_SCHEMA, select
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, finished_shard, write_shard
-from treeproc.stages.cut_inputs import ReadRange, TextRange, mark_of, range_of
+from treeproc.stages.cut_inputs import ReadRange, mark_of, range_of
 from treeproc.stages.filters import FilterConfig, drop_reason
 from treeproc.stages.inputs import Inputs
 from treeproc.stages.job_report import tab_separated
@@ -72,7 +72,9 @@ class CheckBlock:
         part = range_of(range)
         keys, known, near = bytearray(), bytearray(), bytearray()
         collect = self._filters.drop_overlap if part.split != "train" else "none"
-        with self._beyond_keys(part) as beyond:
+        names = self._inputs.columns_beyond_key()
+        with atomic_output(keys_file(self._work, part.number, BEYOND)) if names else nullcontext() as file:
+            beyond = None if file is None else BeyondKeys(file, names, part.first_id)
             try:
                 rows = self._read(part)
                 while some := list(islice(rows, _ROWS_AT_ONCE)):
@@ -102,15 +104,6 @@ class CheckBlock:
         result = {"examples": len(keys) // KEY_BYTES} | ({"marks": beyond.marks} if beyond else {})
         atomic_write(keys_file(self._work, part.number, "json"), json_bytes(result))
         return result
-
-    @contextmanager
-    def _beyond_keys(self, part: TextRange) -> Iterator[BeyondKeys | None]:
-        """Yield where the columns go that no key covers, if there are any."""
-        if not (names := self._inputs.columns_beyond_key()):
-            yield None
-            return
-        with atomic_output(keys_file(self._work, part.number, BEYOND)) as file:
-            yield BeyondKeys(file, names, part.first_id)
 
 
 class GatherKeys:
