@@ -199,13 +199,9 @@ class LineEncoder:
         empty = {"nodes": {"label": none}, "spans": dict.fromkeys(("start", "end", "subtree_end"), none), "tgt_pieces": none}
         return [{"example_id": number, "leaves": own, **empty} for number, own in zip(ids, leaves, strict=True)]
 
-    def decode(self, pieces: Sequence[int]) -> str:
-        """Return the text of pieces of the leaves' side."""
-        return self._encoder.subwords.decode([pieces])[0]
-
     def encode_targets(self, lines: Sequence[str]) -> list[np.ndarray]:
         """Return the pieces of lines on the side that models write."""
-        flat, counts = self._encoder.encode_target_lines(arrow_array(lines, pa.string()))
+        flat, counts = self._encoder.other_subwords.encode_lines(arrow_array(lines, pa.string()))
         return np.split(flat, np.cumsum(counts)[:-1]) if len(lines) else []
 
 

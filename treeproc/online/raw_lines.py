@@ -104,7 +104,7 @@ class RawLineEncoder:
 
     def text_of(self, pieces: Sequence[int]) -> str:
         """Return the text of some pieces of a row, without outer blanks."""
-        return self._encoder.decode(pieces).strip()
+        return self._encoder.subwords.decode([pieces])[0].strip()
 
     def draw(self, row: dict) -> str:
         """Return the tree of an encoded row as text, and its arcs if there are any."""

@@ -54,7 +54,7 @@ class RowEncoder:
     def __init__(self, vocab: AnyPath, tree: TreeConfig):
         self.subwords = load_pieces(vocab)
         other = vocab / "pieces.tgt.model"
-        self._other_subwords = Subwords(other) if other.exists() else self.subwords
+        self.other_subwords = Subwords(other) if other.exists() else self.subwords  # of the side that models write
         self.labels = LabelVocab.load(vocab / "labels.txt")
         self.tags = LabelVocab.load(vocab / "pos_tags.txt")
         deprels = vocab / "deprels.txt"
@@ -110,7 +110,7 @@ class RowEncoder:
         }
         schema = encoded_columns(text.keys(), parsed.keys(), config)
         if "tgt_pieces" in schema.names:
-            flat, lengths = self.encode_target_lines(text[config.other_side])
+            flat, lengths = self.other_subwords.encode_lines(text[config.other_side])
             columns["tgt_pieces"] = Lists(lengths, flat)
         columns |= {name: text[name] for name in ("label", "score") if name in schema.names}
         if "node_labels" in schema.names and flat_trees.classes is not None:
@@ -125,10 +125,6 @@ class RowEncoder:
             deprels = ids_of[numbers_of(coded.indices)]
             columns["arcs"] = Lists(np.diff(edges), {"governor": arcs["governor"], "deprel": deprels})
         return column_batch(columns, schema)
-
-    def encode_target_lines(self, lines: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Encode lines of the side that models write: (pieces of all lines, pieces per line)."""
-        return self._other_subwords.encode_lines(lines)
 
     def _node_columns(self, flat_trees: FlatTrees, leaf_edges: np.ndarray) -> dict[str, Lists]:
         """Return the nodes and spans, counted from the first leaf and the first node of each row."""
