@@ -197,7 +197,7 @@ def test_shards_are_opened_when_they_are_asked_for(tmp_path, monkeypatch):
     assert len(shards) == 5 and not opened
     assert [len(shard) for shard in shards] == list(map(len, expected)) and opened == [0, 1, 2, 3, 4]
     assert list(map(len, [shards[-1], shards[3]])) == list(map(len, expected[:2:-1])) and opened == [0, 1, 2, 3, 4], "held"
-    assert len([shards[0], shards[1]]) == 2 and opened[5:] == [0, 1]
+    assert [len(shards[place]) for place in (0, 1)] == list(map(len, expected[:2])) and opened[5:] == [0, 1]
     (data / "encoded" / shards.records[2].name).unlink()
     opened.clear()
     ranks = [read_shards(data).to_torch(rank, 5) for rank in (0, 4)]

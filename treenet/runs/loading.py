@@ -260,7 +260,7 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
     config = load_settings(TrainConfig, run_dir / "config.yaml")
     folder = checkpoint or checkpoint_folder(run_dir, AVERAGED)
     with phase("loading the model"), torch.random.fork_rng(devices=[]):  # a program's numbers go on as they were
-        sizes = read_json(folder / META, "restore it, or choose another checkpoint")
+        sizes = read_json(folder / META)
         try:
             model = build_task(config).build_model_that_fits(sizes)
         except UserError as error:

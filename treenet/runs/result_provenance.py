@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from treenet.config import UNRECORDED, flatten
-from treenet.runs.checkpoint import AVERAGED, INITIAL, checkpoint_folders, read_meta
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, checkpoint_folders
 from treenet.runs.loading import UNTRAINED, LoadedModel
 from treenet.runs.run_folder import checkpoint_path, recorded_sha256
 from treenet.tasks.base import TASKS, task_of
@@ -45,7 +45,7 @@ def origin(run: LoadedModel, settings: Settings) -> dict:
     Untrained weights have no file: the named seed gives them.
     """
     untrained = {} if run.weights_sha256 else {"weights": f"untrained, drawn with seed {run.config.seed}"}
-    meta = read_meta(run.weights) if run.weights and run.checkpoint != UNTRAINED else {}
+    meta = read_json(run.weights / META) if run.weights and run.checkpoint != UNTRAINED else {}
     steps = meta.get("averaged_steps", [meta["step"]] if "step" in meta else [])
     return {
         "checkpoint": run.checkpoint,

@@ -271,7 +271,7 @@ def is_plausible(number: float) -> bool:
     return not 1e100 < abs(number) < math.inf
 
 
-def read_json(path: AnyPath, hint: str, form: type | None = None, needed: Iterable[str] = ()) -> Any:
+def read_json(path: AnyPath, hint: str = "restore it", form: type | None = None, needed: Iterable[str] = ()) -> Any:
     """Read a JSON object. Raises UserError, which ends in `hint`, when the file is missing or holds no object.
 
     So too when it lacks a `needed` key, or does not have the `form`: a TypedDict of keys and types, which lets others through.

@@ -59,13 +59,13 @@ class ChunkedObject(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._stamp[0]}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._stamp.size}[whence]
         self._place = max(0, base + offset)
         return self._place
 
     def readinto(self, buffer: Any) -> int:
         number, begin = divmod(self._place, _CHUNK_BYTES)
-        if self._place >= self._stamp[0]:
+        if self._place >= self._stamp.size:
             return 0
         content = memoryview(_chunk(self._path, self._stamp, number))[begin : begin + len(buffer)]
         buffer[: len(content)] = content
@@ -77,7 +77,7 @@ class ChunkedObject(io.RawIOBase):
 def _chunk(path: RemotePath, stamp: Stamp, number: int) -> bytes:
     """Read a chunk of an object. The stamp is looked at after the reading, so that the chunk is of that object."""
     start = number * _CHUNK_BYTES
-    size = min(_CHUNK_BYTES, stamp[0] - start)
+    size = min(_CHUNK_BYTES, stamp.size - start)
     try:
         with path.open_seekable() as file:
             file.seek(start)

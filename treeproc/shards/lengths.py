@@ -182,7 +182,9 @@ class SizeCounts:
     @classmethod
     def merge(cls, parts: Sequence["SizeCounts"]) -> "SizeCounts":
         """Return the counts of all parts together."""
-        columns = [np.concatenate(column) for column in zip(*(vars(part).values() for part in parts), strict=True)]
+        columns = [
+            np.concatenate(column) for column in zip(*((p.leaves, p.tgt_pieces, p.rows, p.nodes) for p in parts), strict=True)
+        ]
         return cls._sum(*columns) if columns else cls(*(np.zeros(0, dtype=np.int64) for _ in range(4)))
 
     @classmethod

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from itertools import count, islice
 from typing import IO
 
-from pydantic import TypeAdapter
-
 from treeproc.common.files import MADE_AGAIN, atomic_output, atomic_write, file_size, json_bytes, read_json
 from treeproc.common.messages import phase
 from treeproc.common.settings import UserError
@@ -63,12 +61,12 @@ class TextRange:
         return {"range": asdict(self)}
 
 
-_RANGE = TypeAdapter(TextRange)
-
-
 def range_of(values: Mapping) -> TextRange:
     """Return the range of a `job`."""
-    return _RANGE.validate_python(values)
+    sides = {
+        side: [Piece(**{**piece, "stamp": Stamp(*piece["stamp"])}) for piece in values[side]] for side in ("source", "target")
+    }
+    return TextRange(**{**values, **sides})
 
 
 class ReadRange:
@@ -156,8 +154,11 @@ def cut_inputs(inputs: Inputs, work: AnyPath, run: Run) -> dict[str, list[CutSid
         if not cut.lines and ends[name] != "lines":
             _check_empty(inputs, name)
         files[name] = cut
-    sides = {split: (inputs.files(split).source, inputs.files(split).target) for split in inputs.splits}
-    return {split: [CutSide(tuple(files[path] for path in side)) for side in both if side] for split, both in sides.items()}
+    sides = {}
+    for split in inputs.splits:
+        read = inputs.files(split)
+        sides[split] = [CutSide(tuple(files[path] for path in side)) for side in (read.source, read.target) if side]
+    return sides
 
 
 def _check_beginning(inputs: Inputs, name: AnyPath) -> None:

@@ -288,8 +288,11 @@ class EncodeShard:
         self._data, self._base, self._tree, self._pairs = data, base or data, tree, pairs
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
         place = self._base / "parsed", *tree.parsed_columns, tree.seed
-        donors = {"shuffled": DonorTrees, "other_shape": ShapeDonors}.get(tree.tree_source)
-        self._donors = donors and donors(*place, collapse_unary=tree.collapse_unary)
+        self._donors: DonorTrees | ShapeDonors | None = None
+        if tree.tree_source == "shuffled":
+            self._donors = DonorTrees(*place, collapse_unary=tree.collapse_unary)
+        elif tree.tree_source == "other_shape":
+            self._donors = ShapeDonors(*place, collapse_unary=tree.collapse_unary)
 
     def __call__(
         self, text: ShardRecord, parsed: ShardRecord, fingerprint: str, place: int = 0, window: Sequence[int] = (0, 0)
@@ -299,7 +302,7 @@ class EncodeShard:
         schema = encoded_columns(lines.schema.names, trees.schema.names, self._tree)
         counts: Counter[str] = Counter()
         longest: dict[str, int] = {}
-        donated = None
+        donated, told = None, np.zeros(0, dtype=bool)
         if self._donors is not None:
             donated, told = self._donors.of_shard(place, window)
         stages: tuple[Iterable[dict], Iterable[dict]] = lines.columns, trees.columns

@@ -32,7 +32,7 @@ _PLACEHOLDER = re.compile(
     rb"<(?:/?s|unk|pad|mask|url|num|number|email|user|name|[A-Z][A-Z0-9_]*|[A-Za-z]+_?\d+)>|__[A-Za-z]\w*__|(?<=[^\s@])@@ "
     rb"|\[(?:UNK|MASK|CLS|SEP|PAD)\]|\{\{[^{}\n]+\}\}|%(?:\d\$)?[sd](?!\w)|%\(\w+\)[sd]"
 )
-_SUBWORD = re.compile("▁".encode() + rb"|(?<![^ \n])##[^\s#]")
+_SUBWORD = re.compile(rb"(?<=\xe2)\x96\x81|(?<![^ \n])##[^\s#]")  # the former is ▁, from its second byte on
 # UTF-8 that was read as cp1252: a letter from its first byte, and those from the bytes that follow.
 _MISCODED = re.compile(
     rb"(?:\xc3[\x82-\xb4](?:\xc2[\x80-\xbf]|\xc5[\x92\x93\xa0\xa1\xb8\xbd\xbe]|\xc6\x92|\xcb[\x86\x9c]"
@@ -200,7 +200,7 @@ RULES: dict[str, Callable[[Chunk], list[int]]] = {
     "tokens": _tokens,
     "attached": _attached,
     "placeholders": _with(_PLACEHOLDER, b"<[{%_@"),
-    "subwords": _with(_SUBWORD, b"#\xe2"),  # with the latter begins ▁
+    "subwords": _with(_SUBWORD, b"#\x96"),  # many marks begin with \xe2 as ▁ does
     "quoted": _quoted,
     "decomposed": _decomposed,
     "sentences": _sentences,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from treeproc.common.cache import HashFiles, hash_here, sha256_of
-from treeproc.common.files import MADE_AGAIN, read_json
+from treeproc.common.files import read_json
 from treeproc.common.messages import Progress, phase
 from treeproc.common.processes import map_in_processes
 from treeproc.common.provenance import Recorder
@@ -219,7 +219,7 @@ def previous_index(folder: AnyPath, key: str) -> Index | None:
     if not path.exists():
         return None
     try:
-        if {"schema_version", key} <= set(read_json(path, MADE_AGAIN)):
+        if {"schema_version", key} <= set(read_json(path)):
             found = read_index(folder)
             found.records()
             return found

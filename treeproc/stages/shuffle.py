@@ -104,15 +104,17 @@ class _WindowTrees(ABC):
         self._folder, self._words, self._trees, self._seed = folder, words, trees, seed
         self._collapse_unary = collapse_unary
         self._window = (0, 0)
+        self._records: list[ShardRecord] = []
+        self._edges = np.zeros(1, np.int64)  # of the lines of the shards
+        self._open: dict[int, list[Donated]] = {}  # by the number of the shard in the window, its record batches
 
     def read(self, begin: int, end: int) -> None:
         """Find the donors of the window of these shards."""
-        self._window = (0, 0)
-        self._open: dict[int, list[Donated]] = {}  # by the number of the shard in the window, its record batches
+        self._open, self._window = {}, (0, 0)
         # Without counts, a record takes half a kB.
         found = read_index(self._folder).records_between(begin, end)
         self._records = [replace(record, counts={}, longest={}) for record in found]
-        self._edges = edges_of(np.array([record.rows for record in self._records], dtype=np.int64))  # of the lines of the shards
+        self._edges = edges_of(np.array([record.rows for record in self._records], dtype=np.int64))
         self._find_donors()
         self._window = begin, end
 

@@ -89,7 +89,8 @@ class CountShards:
         counts = VocabularyCounts()
         for shard in shards:
             self._count(counts, **shard)
-        return {"words": counts.words, "labels": list(counts.labels), "tags": list(counts.tags), "deprels": list(counts.deprels)}
+        names = {"labels": counts.labels, "tags": counts.tags, "deprels": counts.deprels}
+        return {"words": counts.words} | {kind: sorted(found) for kind, found in names.items()}
 
     def _count(self, counts: VocabularyCounts, text: ShardRecord, parsed: ShardRecord, *, first: int, names: bool) -> None:
         lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
@@ -108,7 +109,7 @@ class CountShards:
         if self._tree.arcs_column in parsed:
             counts.deprels.update(pc.unique(parsed[self._tree.arcs_column][1]["deprel"]).to_pylist())
 
-    def _count_words(self, counters: dict[str, Counter], text: dict, edges: np.ndarray, words: dict, first: int) -> None:
+    def _count_words(self, counters: defaultdict[str, Counter], text: dict, edges: np.ndarray, words: dict, first: int) -> None:
         sides = [side for side in (self._tree.side, self._tree.other_side) if side in text]
         before = _chosen_before(np.arange(first, first + len(edges)), self._num_rows, self._most)
         chosen = np.diff(before) > 0
@@ -244,10 +245,10 @@ def names_by_file(counts: VocabularyCounts, tree: TreeConfig) -> dict[str, set[s
 
 def _node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
     """Return the labels of the trees in normal form, of split words, and of the nodes that the settings add."""
-    labels: Iterable[str] = counts.labels
+    names: Iterable[str] = counts.labels
     if tree.tree_source == "dependencies":
-        labels = PHRASE_LABELS if tree.phrase_labels == "upos" else map(plain_relation, counts.deprels)
-    labels = {UNANALYSED, *labels, *(SPLIT_WORD_PREFIX + tag for tag in counts.tags)}
+        names = PHRASE_LABELS if tree.phrase_labels == "upos" else map(plain_relation, counts.deprels)
+    labels = {UNANALYSED, *names, *(SPLIT_WORD_PREFIX + tag for tag in counts.tags)}
     if tree.documents == "dummy_root":
         labels.add(DOCUMENT_LABEL)
     return labels | {BINARY_PREFIX + label for label in labels} if tree.binarize != "none" else labels

@@ -90,8 +90,8 @@ def put_labels(trees: FlatTrees, shapes: FlatTrees, keys: np.ndarray) -> FlatTre
     the smallest uniform `keys` [N of shapes], never the root. Children of a lost node become children of its parent.
     """
     is_root = shapes.parents() < 0
-    tree, of_labels = np.cumsum(is_root) - 1, np.cumsum(trees.parents() < 0) - 1  # the number of the tree of every node [N]
-    surplus = np.bincount(tree) - np.bincount(of_labels)
+    tree = np.cumsum(is_root) - 1  # the number of the tree of every node [N]
+    surplus = np.bincount(tree) - np.bincount(np.cumsum(trees.parents() < 0) - 1)
     if surplus.any():
         order = np.lexsort((keys, is_root, tree))
         rank = np.arange(len(order)) - edges_of(np.bincount(tree))[tree]  # `order` has the trees one after the other, as `tree`

@@ -204,8 +204,8 @@ class _Job:
         scores = self.models / "scores.json"
         files = {name: self.models / f"{name}.pt" for name in MODELS}
         trained = {name: file_sha256(path) for name, path in files.items() if path.exists()}
-        found = read_json(scores, MADE_AGAIN, needed=["models"]) if scores.exists() else {"models": None}
-        if found["models"] != trained:
+        found = read_json(scores, MADE_AGAIN, needed=["models"]) if scores.exists() else {}
+        if found.get("models") != trained:
             results = evaluate(self.models, list(trained), self.treebanks, self.config.language)
             found = {"models": trained, "treebanks": results}
             atomic_write(scores, json_bytes(found))
