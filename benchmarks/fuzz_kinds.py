@@ -20,11 +20,22 @@ from fuzz_cases import (
 )
 from fuzz_foreign import mixed_runs, pairs, tokenizers
 
-_MAKERS: tuple[Callable[[Random, FuzzCase, Path], None], ...] = (
-    settings, command_line, configuration_file, input_files, data_sets, run_folders, parser_models, outputs, archives, file_names,
-    wrong_folders, tokenizers, mixed_runs, pairs,
-)  # fmt: skip
-KINDS = {make.__name__.replace("_", " "): make for make in _MAKERS}
+KINDS: dict[str, Callable[[Random, FuzzCase, Path], None]] = {
+    "settings": settings,
+    "command line": command_line,
+    "configuration file": configuration_file,
+    "input files": input_files,
+    "data sets": data_sets,
+    "run folders": run_folders,
+    "parser models": parser_models,
+    "outputs": outputs,
+    "archives": archives,
+    "file names": file_names,
+    "wrong folders": wrong_folders,
+    "tokenizers": tokenizers,
+    "mixed runs": mixed_runs,
+    "pairs": pairs,
+}
 
 
 def make_case(seed: int, kind: str, world: Path, scratch: Path) -> FuzzCase:

@@ -25,7 +25,10 @@ class DenseMaps:
         self.height = (self.span.sum(1)[:, None] - self.depth[..., None]) * self.span  # [B, N, L]
         self.rank = (leaf - start) * self.span  # [B, N, L], from 0
         self.length = self.span.sum(2).clamp(min=1)  # [B, N]
-        self.attend = structure.attend_mask()  # [B, S, S]
+        pad_mask = torch.cat([structure.leaf_pad_mask, structure.node_pad_mask], dim=1)
+        leaves = ~structure.leaf_pad_mask
+        top = torch.cat([leaves[:, None] & leaves[..., None], torch.zeros_like(self.span).transpose(1, 2)], dim=2)
+        self.attend = torch.cat([top, torch.cat([self.span, self.subtree], dim=2)], dim=1) | torch.diag_embed(pad_mask)
 
 
 def naive_accumulation(attention: SelfAttention, x: Tensor, values: Tensor, maps: DenseMaps) -> Tensor:

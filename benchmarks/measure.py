@@ -71,7 +71,7 @@ def time_once(step: Callable[[], None], device: torch.device) -> float:
     return time.process_time() - begin
 
 
-def time_interleaved(steps: Mapping[str, Step], device: torch.device, rounds: int, budget_s: float) -> Times:
+def time_interleaved(steps: Mapping[str, Callable[[], None]], device: torch.device, rounds: int, budget_s: float) -> Times:
     """Run all steps once per round, in an order that turns, for `rounds` rounds or until `budget_s` of wall time is spent.
 
     Every step warms up once, and then runs at least twice.

@@ -5,11 +5,12 @@ import pytest
 import torch
 from test_attention_stats import ABLATIONS, SENTENCES, make_model
 
-from treenet.analysis.encoder_attention import compute_self_weights, encode_examples, has_self_attention
+from treenet.analysis.encoder_attention import encode_examples, has_self_attention
 from treenet.config import ModelConfig
 from treenet.data.batch import collate
 from treenet.layers.scaled_dot_product import merge_heads
 from treenet.models import VocabSizes, build_model
+from treenet.models.composed import compute_self_weights
 
 
 @pytest.mark.parametrize(("name", "tree"), ABLATIONS)

@@ -17,9 +17,10 @@ from pydantic import Field, PositiveInt, model_validator
 
 from treenet.cli.shipped import on_a_run
 from treenet.config import TrainConfig
-from treenet.runs.checkpoint import WEIGHTS, read_meta
+from treenet.runs.checkpoint import META, WEIGHTS
 from treenet.runs.mirror import open_results
 from treeproc.common.command_line import loading
+from treeproc.common.files import read_json
 from treeproc.common.settings import Settings, load_settings
 from treeproc.common.storage import AnyPath
 
@@ -60,7 +61,7 @@ def main(out: AnyPath, settings: AverageConfig) -> None:
         folder = average_checkpoints(run, choice, count, allow_fewer=allow_fewer, allow_damaged=settings.allow_fewer)
         warn_of_stale_results(run, out)
     place = out / folder.name
-    meta = read_meta(place)
+    meta = read_json(place / META, "run the same command again", needed=("averaged_steps",))
     steps = ", ".join(str(step) for step in meta["averaged_steps"])
     what = "moving average at step" if choice == "ema" else f"mean of the {choice} checkpoints, steps"
     print(f"{place / WEIGHTS}: {what} {steps}{describe_gaps(meta)}")

@@ -25,12 +25,11 @@ from treenet.experiments.settings import ControlSettings
 from treenet.experiments.study_grid import add_records_option
 from treeproc.common.command_line import ArgumentParser, build_arg_parser, command, loading
 from treeproc.common.errors import CommandEnded, require
-from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.files import atomic_write, json_bytes, read_text
 from treeproc.common.folder_kinds import CONTROL, claim_folder, mark_folder
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.readers import read_lines
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
-from treeproc.shards.shard import read_names
 from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_splits
 from treeproc.trees.scores import BracketScore, score_sentence
 from treeproc.trees.spans import SpanTree, read_brackets
@@ -136,7 +135,7 @@ def measure_trees(systems: "Sequence[System]", folder: Path) -> dict[str, float]
 
 def _test_trees(data: Path) -> list[SpanTree]:
     """Return the test trees over pieces, without the nodes of split words."""
-    labels = read_names(data / "encoded" / "vocab" / "labels.txt")
+    labels = read_text(data / "encoded" / "vocab" / "labels.txt", "restore it").split("\n")
     trees = []
     for row in read_split(data, "encoded", "test"):
         names = [labels[label] for label in row["nodes"]["label"]]

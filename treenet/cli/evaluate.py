@@ -246,7 +246,7 @@ def score_input(run: Path, given: AnyPath, settings: EvaluateSettings) -> str:
 def _without_columns(message: str) -> str:
     """Leave the settings of columns out of the message of a reader: this command has none."""
     message = re.sub(r"for pairs of texts, set labelled\.\w+=NAME", "give these columns alone, or add a header line", message)
-    return re.sub(r"set labelled\.\w+(, or rename its column)?", "rename it in the file", message)
+    return re.sub(r"set labelled\.\w+(, or rename its column)?(?=$|, or add a header line$)", "rename it in the file", message)
 
 
 def for_prediction(settings: EvaluateSettings, task: "PredictionTask") -> ClassifySettings:

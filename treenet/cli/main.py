@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import NoReturn
 
 from treeproc import __version__
-from treeproc.common.errors import PROGRAM, UserError
+from treeproc.common.errors import PROGRAM
 
 # Commands in the order of the work, with their functions and what they do.
 COMMANDS = {
@@ -55,7 +56,23 @@ def main() -> None:
     if arguments[0] == "--version":
         print(f"{PROGRAM} {__version__}")
         return
-    run_command(arguments[0], arguments[1:])
+    name = arguments[0]
+    if name not in COMMANDS:
+        meant = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {meant[0]}?" if meant else f"{PROGRAM} --help lists the commands"
+        _refuse(f"there is no command {name[:100]!r}; {hint}")
+    run_command(name, arguments[1:])
+
+
+def _refuse(message: str) -> NoReturn:
+    from treeproc.common.command_line import run_cli
+    from treeproc.common.settings import UserError
+
+    def refuse(argv: Sequence[str]) -> None:
+        raise UserError(message)
+
+    run_cli(refuse)
+    raise AssertionError("run_cli ends the process")
 
 
 def describe_commands() -> str:
@@ -68,16 +85,12 @@ def describe_commands() -> str:
 
 
 def run_command(name: str, arguments: list[str]) -> None:
-    """Run a command of `COMMANDS` in this process. Any other name is refused."""
+    """Run a command of `COMMANDS` in this process."""
     sys.argv = [f"{PROGRAM} {name}", *arguments]
     with _first_word(name):
         from treeproc.common.command_line import run_cli
 
     def run(argv: Sequence[str]) -> None:
-        if name not in COMMANDS:
-            meant = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f"did you mean {meant[0]}?" if meant else f"{PROGRAM} --help lists the commands"
-            raise UserError(f"there is no command {name[:100]!r}; {hint}")
         with _first_word(name):
             command = resolve_name(COMMANDS[name][0])
         command(argv)
@@ -99,7 +112,7 @@ def command_of(script: str) -> str:
 def _first_word(name: str) -> Iterator[None]:
     """Show on a terminal that a command is being loaded, before anything of it is."""
     screen = sys.stderr
-    if screen is None or name not in COMMANDS or "--quiet" in sys.argv or not screen.isatty():
+    if screen is None or "--quiet" in sys.argv or not screen.isatty():
         yield
         return
     screen.write(f"\r{name}: loading ...\x1b[K")

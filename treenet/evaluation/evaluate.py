@@ -311,7 +311,10 @@ def compare_results(baseline: System, system: System, given: GivenLines, setting
     warn_of_text([baseline.lines, system.lines], references, tokenizer)
     found = _learned_metrics(settings).score([baseline.lines, system.lines], sources, [references, *given.more])
     samples = settings.compare.samples
-    learned = {name: compare_means(one.values[0], one.values[1], samples, one.signature) for name, one in found.items()}
+    learned = {}
+    for name, scores in found.items():
+        ours, theirs = scores.values
+        learned[name] = compare_means(ours, theirs, samples, scores.signature)
     tokens_of = tokenizer if settings.target_language or tokenizer == NO_TOKENIZER else None
     return compare(baseline, system, shown, references, split, settings.compare, numbers, given.more, learned, tokens_of)
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Required, cast
+from typing import Required
 
 import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -91,8 +91,19 @@ class Recording:
         facts = read_facts(run_dir, HINT, ("parameters",))
         _refuse_other_run(run_dir, facts, entry)
         scores, sentences = self.read(run_dir)
-        results = {"training": _read_training(run_dir), "scores": scores, "sentences": sentences, "curve": read_curve(run_dir)}
-        record = _record_of(run_dir.name, entry, facts, results)
+        record = Record(
+            version=VERSION,
+            cell=run_dir.name,
+            labels=dict(entry.labels),
+            settings=_without_places(entry.settings),
+            data_fingerprint=entry.data_fingerprint,
+            encoder=entry.encoder,
+            facts=facts,
+            training=_read_training(run_dir),
+            scores=scores,
+            sentences=sentences,
+            curve=read_curve(run_dir),
+        )
         if self.protocol is not None:
             record["protocol"] = self.protocol
         return record
@@ -132,11 +143,11 @@ class Recording:
                 pieces_fingerprint=pieces_fingerprint(index),
                 tree_settings=index.get("tree_settings", {}),
             )
-            found[cell.name] = _record_of(cell.name, entry_of(cell), facts, {"scores": {}})
+            found[cell.name] = _planned(cell.name, entry_of(cell), facts)
         for name, entry in ledger.entries.items():
             if entry.status == DONE and (out / "cells" / name / FACTS).exists():
                 check_labels(entry.labels, f"{out}: {name}", self.labels)
-                found[name] = _record_of(name, entry, read_facts(out / "cells" / name, HINT), {"scores": {}})
+                found[name] = _planned(name, entry, read_facts(out / "cells" / name, HINT))
         return found
 
     def read_all(self, ledger: Ledger, out: AnyPath) -> list[Record]:
@@ -149,18 +160,15 @@ class Recording:
         return [found[name] for name in sorted(found)]
 
 
-def _record_of(name: str, entry: Entry, facts: RunFacts, results: dict[str, Any]) -> Record:
-    """Return the record of a cell with these results."""
-    own = {
-        "version": VERSION,
-        "cell": name,
-        "labels": dict(entry.labels),
-        "settings": _without_places(entry.settings),
-        "data_fingerprint": entry.data_fingerprint,
-        "encoder": entry.encoder,
-        "facts": facts,
-    }
-    return cast(Record, own | results)
+def _planned(name: str, entry: Entry, facts: RunFacts) -> Record:
+    return Record(  # type: ignore[typeddict-item] # a record that has no results
+        cell=name,
+        labels=dict(entry.labels),
+        settings=_without_places(entry.settings),
+        data_fingerprint=entry.data_fingerprint,
+        facts=facts,
+        scores={},
+    )
 
 
 def _refuse_other_run(run_dir: AnyPath, facts: Mapping, entry: Entry) -> None:

@@ -242,33 +242,41 @@ def _is_scored(folder: AnyPath) -> bool:
     return (folder / SCORES).exists()
 
 
-def _check(study: Study, ledger: Ledger, kept: dict[str, Record]) -> tuple[int, list[str]]:
+def _check_cells(study: Study, ledger: Ledger, kept: Container[str]) -> int:
     """Check loggers and models of the cells that are not done, of those that differ in the seed one.
 
-    Returns the most bytes that all cells take that are not done, and notes: a warning for trees of other sentences that are
-    hardly other trees, and `describe_start`. Raises UserError if a cell cannot be trained or scored. It also does so if the cells
-    are not of one study with those that are done, also of earlier grids.
+    Returns the most bytes that all cells take that are not done. Raises UserError if a cell cannot be trained or scored.
     """
-    done = {name for name, entry in ledger.entries.items() if entry.status == DONE and _is_scored(study.out / "cells" / name)}
-    left = [cell for cell in study.cells if cell.name not in done and cell.name not in kept]
     alike: dict[str, list[Cell]] = {}
-    for cell in left:
-        alike.setdefault(cell.config.model_dump_json(exclude={"seed"}), []).append(cell)
-    if left and study.work.problem:
+    for cell in study.cells:
+        entry = ledger.entries.get(cell.name)
+        done = entry is not None and entry.status == DONE and _is_scored(study.out / "cells" / cell.name)
+        if not done and cell.name not in kept:
+            alike.setdefault(cell.config.model_dump_json(exclude={"seed"}), []).append(cell)
+    if alike and study.work.problem:
         raise UserError(study.work.problem)
-    indices = {data: read_index(data / "encoded") for data in dict.fromkeys(cell.config.data for cell in study.cells)}
     needed = 0
     for cell, *others in alike.values():
         try:
             check_loggers(cell.config, cell.folder)
-            facts = check_model(cell.config, indices[cell.config.data], build_task(cell.config))
+            facts = check_model(cell.config, read_index(cell.config.data / "encoded"), build_task(cell.config))
         except UserError as error:
             raise UserError(f"{cell.name}: {error}") from None
         needed += (1 + len(others)) * disk_of_run(cell.config, facts)[1]
+    return needed
+
+
+def _check_with_done(study: Study, ledger: Ledger, kept: dict[str, Record]) -> list[str]:
+    """Return `describe_start`, and a warning for trees of other sentences that are hardly other trees.
+
+    Raises UserError if the cells of the grid are not of one study with those that are done, also of earlier grids.
+    """
+    indices = {data: read_index(data / "encoded") for data in {cell.config.data for cell in study.cells}}
     planned = [*(study.recording.plan(study.cells, indices, ledger, study.out) | kept).values()]
     check_one_study(planned, study.form.system)
-    hardly = [f"warning: {data}: {describe_agreement(index)}" for data, index in indices.items() if keeps_most_shapes(index)]
-    return needed, [*hardly, *study.describe_start(planned, left)]
+    done = {name for name, entry in ledger.entries.items() if entry.status == DONE} | kept.keys()
+    alike = [f"warning: {data}: {describe_agreement(index)}" for data, index in indices.items() if keeps_most_shapes(index)]
+    return [*alike, *study.describe_start(planned, [cell for cell in study.cells if cell.name not in done])]
 
 
 def describe_pairing(study: Study) -> Iterator[str]:
@@ -302,11 +310,12 @@ def _own_cells(study: Study, recorded: Container[str]) -> list[Cell]:
 def show_study(study: Study) -> str:
     """Return the state of every cell, one per line, the disk that they need, and the table so far.
 
-    Raises UserError as `_check`, and for started cells with other settings.
+    Raises UserError as `_check_cells`, and for started cells with other settings.
     """
     ledger, kept = Ledger.read(study.out), study.recording.kept(study.cells)
+    needed, free = _check_cells(study, ledger, kept), _free_space(study.out)
     ledger.check(_own_cells(study, kept))
-    (needed, notes), free = _check(study, ledger, kept), _free_space(study.out)
+    notes = _check_with_done(study, ledger, kept)
 
     def state(name: str) -> str:
         return ledger.entries[name].status if name in ledger.entries else "recorded" if name in kept else "new"
@@ -322,7 +331,7 @@ def run_study(study: Study) -> None:
     """Run the cells that are not done, and print the report of all. If some cells remain, end the process with an error status.
 
     Without Ray, several such commands may work on one study. The last one to end reports on all cells. Raises UserError as
-    `_check`, before anything is written.
+    `_check_cells`, before anything is written.
     """
     out, recording = study.out, study.recording
     claim_folder(out, study.form.kind)
@@ -330,7 +339,9 @@ def run_study(study: Study) -> None:
         if is_same_file(recording.folder, out):
             raise UserError(f"--records must be another folder than --out, but both are {out}")
         claim_folder(recording.folder, RECORDS, option="--records")
-    (needed, notes), free = _check(study, Ledger.read(out), recording.kept(study.cells)), _free_space(out)
+    ledger, kept = Ledger.read(out), recording.kept(study.cells)
+    needed, free = _check_cells(study, ledger, kept), _free_space(out)
+    notes = _check_with_done(study, ledger, kept)
     if needed > free:
         warn(f"warning: the cells that are not done may take {show_size(needed)}, and {out} has {show_size(free)} free")
     for line in describe_pairing(study):

@@ -15,7 +15,7 @@ from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, describ
 from treenet.layers.backend import best_precision_here
 from treenet.loggers.feed import check_loggers, logged_training
 from treenet.runs.averaging import average_checkpoints, describe_gaps
-from treenet.runs.checkpoint import AVERAGED, INITIAL, WEIGHTS, checkpoint_folders, is_complete, read_meta
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, checkpoint_folders, is_complete, read_meta
 from treenet.runs.identity import check_metrics, check_weights, identity, list_changes
 from treenet.runs.initial_weights import describe_start, keep_recorded_init, split_init, start_from_init
 from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_metrics
@@ -24,7 +24,7 @@ from treenet.runs.run_folder import RunFacts, read_facts
 from treenet.tasks.base import build_task, describe_windows
 from treenet.training.ranks import expand_segments
 from treeproc.common.errors import CommandEnded, how_to_install, is_installed
-from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.folder_kinds import RUN, claim_folder, mark_folder
 from treeproc.common.messages import format_seconds, tell, warn
 from treeproc.common.provenance import recorded
@@ -181,7 +181,7 @@ def describe_run(summary: RunSummary) -> str:
         if summary.finished and summary.step < config.max_steps:
             out.append(f"  finished early: {config.patience} validations in a row without a better result")
     if summary.averaged:
-        meta = read_meta(summary.averaged)
+        meta = read_json(summary.averaged / META, "run the same command again", needed=("averaged_steps",))
         steps = ", ".join(f"{step:,}" for step in meta["averaged_steps"])
         out.append(f"  model: {summary.averaged / WEIGHTS}, of the checkpoints at {steps}{describe_gaps(meta)}")
         curves = summary.curves or f"not drawn, because {how_to_install('matplotlib')}"

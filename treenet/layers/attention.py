@@ -39,7 +39,7 @@ class StaticPast:
     keys: Tensor  # [B, H, M, C, K]
     values: Tensor  # [B, H, M, C, K]
     position: Tensor  # [1] int64
-    attend_bias: Tensor  # [B, 1, M, M * C], see `as_bias`
+    attend_bias: Tensor  # [B, 1, M, M * C], see `scaled_dot_product.as_bias`
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store keys and values [B, H, M, K] of this position. Returns those of all positions [B, H, M * C, K]."""

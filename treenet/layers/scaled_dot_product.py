@@ -44,7 +44,7 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def as_bias(attend_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what to add to the scores of attention: 0 where `attend_mask` is True, else -inf. So no layer converts the mask."""
+    """Return what to add to the scores of attention: 0 where `attend_mask` is True, else -inf."""
     return torch.zeros(attend_mask.shape, dtype=dtype, device=attend_mask.device).masked_fill_(~attend_mask, -torch.inf)
 
 

@@ -153,15 +153,19 @@ class StoredRun(RunMirror):
         done = threading.Event()
         thread = threading.Thread(target=self._follow, args=(stop_file, done), daemon=True)
         thread.start()
-        with may_give_up(), _pushed_at_end(self):
+        with may_give_up():
             try:
                 yield
             except BaseException as error:
-                give_up_after(error)  # before the wait for the thread
-                raise
-            finally:
+                give_up_after(error)
                 done.set()
                 thread.join()
+                with suppress(UserError):
+                    self.push()
+                raise
+        done.set()
+        thread.join()
+        self.push()
 
     def check_folders(self) -> None:
         for folder in self._only or ():

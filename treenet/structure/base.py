@@ -184,21 +184,22 @@ class SpanTable:
     def depth(self) -> np.ndarray:
         """Return the number of proper ancestors of each node [B, N]."""
         first = np.broadcast_to(np.arange(self.num_nodes), self.start.shape)
-        opened, closed = (self._count_edges(edge, self.num_nodes) for edge in (first, self.subtree_end))
-        return (opened - closed)[:, :-1] - ~self.node_pad_mask
+        change = self._count_edges(first, self.num_nodes) - self._count_edges(self.subtree_end, self.num_nodes)
+        return change.cumsum(axis=1)[:, :-1] - ~self.node_pad_mask
 
     def count_until(self, edge: np.ndarray) -> np.ndarray:
         """Return [B, L + 1]: how many real nodes have an `edge` [B, N] at each leaf or before it."""
-        return self._count_edges(edge, self.num_leaves)
+        return self._count_edges(edge, self.num_leaves).cumsum(axis=1)
 
     def leaf_depth(self) -> np.ndarray:
         """Return the number of ancestors of each leaf [B, L]."""
-        return (self.count_until(self.start) - self.count_until(self.end))[:, :-1]
+        change = self._count_edges(self.start, self.num_leaves) - self._count_edges(self.end, self.num_leaves)
+        return change.cumsum(axis=1)[:, :-1]
 
     def _count_edges(self, edge: np.ndarray, last: int) -> np.ndarray:
-        """Return [B, last + 1]: how many real nodes have an `edge` [B, N] at each index or before it, in time linear in both."""
+        """Return [B, last + 1]: how many real nodes have an `edge` [B, N] at each index, in time linear in both."""
         cell = (np.arange(len(edge))[:, None] * (last + 1) + edge)[~self.node_pad_mask]
-        return np.bincount(cell, minlength=len(edge) * (last + 1)).reshape(len(edge), -1).cumsum(axis=1)
+        return np.bincount(cell, minlength=len(edge) * (last + 1)).reshape(len(edge), last + 1)
 
     def _check(self) -> None:
         """Raise UserError unless spans lie within their sentences and parents, and after the subtrees that end before them."""

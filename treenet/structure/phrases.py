@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from treenet.config import PHRASE_LEVELS
-from treenet.structure.base import SpanTable, Structure, expand, find_parents, pad
+from treenet.structure.base import Ragged, SpanTable, Structure, expand, find_parents
 
 NO_TAG = -1  # of a phrase without a node (a single leaf), and of padding
 
@@ -44,7 +44,7 @@ class PhraseLevels(Structure):
         leaf_tree, leaf = np.nonzero(~table.leaf_pad_mask)
         over = top[above_leaf]
 
-        word, _ = pad(words, 0)
+        word, _ = Ragged.of(words).padded(0, table.num_leaves)
         is_top = top[:-1] == np.arange(len(start))
         several = is_top & (parent >= 0) & (word[tree, start] != word[tree, end - 1])
         divided = np.zeros(len(top), dtype=bool)
@@ -124,7 +124,7 @@ class SplitPoints(Structure):
     def build(cls, table: SpanTable, words: Sequence[np.ndarray]) -> "SplitPoints":
         """Build from `words[b]` [L_b], the word of every leaf, ascending."""
         example, start, gold, end = _binary_spans(table)
-        word, _ = pad(words, -1)
+        word, _ = Ragged.of(words).padded(-1, table.num_leaves)
         begins = (np.diff(word, axis=1, prepend=-1) != 0) & ~table.leaf_pad_mask
         places = np.nonzero(begins)[1]  # of the first leaves of words, example after example
         before = np.concatenate([[0], begins.ravel().cumsum()])  # words that begin before a flat leaf

@@ -23,7 +23,7 @@ from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.layers.backend import scoring
 from treenet.layers.core import Modules
 from treenet.runs.loading import LoadedRun, load_run
-from treenet.translation.caches import Decodable, choose_steps, has_static_cache
+from treenet.translation.caches import Decodable, SearchState, StaticSearchState, choose_steps, has_static_cache
 from treenet.translation.hypotheses import Hypothesis, check_num_best, length_penalties
 from treenet.translation.line_constraints import PieceTexts, batch_constraints
 from treenet.translation.reranking import check_attends, choose_by_risk, order_by_coverage
@@ -37,23 +37,36 @@ from treeproc.shards.store import read_index
 
 @dataclass(frozen=True)
 class EnsembleState:
-    """One state per model, with the same hypotheses in the same order. If all of them are static, it is a static state too."""
+    """One state per model, with the same hypotheses in the same order."""
 
-    states: tuple[Any, ...]
+    states: tuple[SearchState, ...]
+
+    def select(self, rows: Tensor, beam_width: int | None = None) -> "EnsembleState":
+        """See `DecoderState.select`."""
+        return EnsembleState(tuple(state.select(rows, beam_width) for state in self.states))
+
+
+@dataclass(frozen=True)
+class StaticEnsembleState:
+    """One static state per model, with the same hypotheses at the same places."""
+
+    states: tuple[StaticSearchState, ...]
 
     @property
     def capacity(self) -> int:
-        """Return the positions that each static state can hold."""
+        """Return the positions that each state can hold."""
         return self.states[0].capacity
 
     def grow(self) -> None:
-        """Double the capacity of every static state."""
+        """Double the capacity of every state."""
         for state in self.states:
             state.grow()
 
-    def select(self, rows: Tensor, beam_width: int | None = None) -> "EnsembleState":
-        """See `DecoderState.select`, and `StaticState.select`, which changes the state in place."""
-        return EnsembleState(tuple(state.select(rows, beam_width) for state in self.states))
+    def select(self, rows: Tensor, beam_width: int | None = None) -> "StaticEnsembleState":
+        """See `StaticState.select`."""
+        for state in self.states:
+            state.select(rows, beam_width)
+        return self
 
 
 class Ensemble(nn.Module):
@@ -81,12 +94,12 @@ class Ensemble(nn.Module):
         """Whether all models have one."""
         return all(map(has_static_cache, self.models))
 
-    def start_static(self, memories: list, beam_width: int, most_positions: int) -> EnsembleState:
+    def start_static(self, memories: list, beam_width: int, most_positions: int) -> StaticEnsembleState:
         """Return the state of `beam_width` empty hypotheses per sentence."""
         started = zip(self.models, memories, strict=True)
-        return EnsembleState(tuple(model.start_static(memory, beam_width, most_positions) for model, memory in started))
+        return StaticEnsembleState(tuple(model.start_static(memory, beam_width, most_positions) for model, memory in started))
 
-    def step_static(self, tokens: Tensor, state: EnsembleState) -> Tensor:
+    def step_static(self, tokens: Tensor, state: StaticEnsembleState) -> Tensor:
         """Return the log-probabilities [R, V] of the piece that follows `tokens` [R]. Changes `state` in place."""
         steps = zip(self.models, state.states, strict=True)
         return _mean_log_probs([model.step_static(tokens, one) for model, one in steps])

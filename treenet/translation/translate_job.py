@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from treenet.config import TrainConfig
-from treenet.runs.checkpoint import META, read_object
+from treenet.runs.checkpoint import META
 from treenet.runs.loading import data_of
 from treenet.runs.result_provenance import asked_for
 from treenet.runs.run_folder import checkpoint_path
@@ -21,7 +21,7 @@ from treenet.translation.line_translator import LineTranslator, LineWorker, Tran
 from treenet.translation.settings import LineSettings
 from treeproc.common.command_line import check_output
 from treeproc.common.errors import require
-from treeproc.common.files import atomic_write, json_bytes, remove_leftovers
+from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
 from treeproc.common.messages import Progress, tell, warn
 from treeproc.common.named_output import is_stream, named_output
 from treeproc.common.settings import Effect, UserError, excluded, load_settings
@@ -51,7 +51,7 @@ class PartStore:
         """Return the stored translation of these lines, or None. The first line has the 0-based number `first`."""
         path = self._path(first)
         try:
-            stored = read_object(path)
+            stored = read_json(path) if path.is_file() else {}
             if stored.pop("key", None) != self._key(lines, first):
                 return None
             messages: dict[str, Any] = {

@@ -63,10 +63,11 @@ class TextRange:
 
 def range_of(values: Mapping) -> TextRange:
     """Return the range of a `job`."""
-    sides = {
-        side: [Piece(**{**piece, "stamp": Stamp(*piece["stamp"])}) for piece in values[side]] for side in ("source", "target")
-    }
-    return TextRange(**{**values, **sides})
+    return TextRange(**{**values, **{side: list(map(_piece_of, values[side])) for side in ("source", "target")}})
+
+
+def _piece_of(values: Mapping) -> Piece:
+    return Piece(**{**values, "stamp": Stamp(*values["stamp"])})
 
 
 class ReadRange:

@@ -219,7 +219,7 @@ def previous_index(folder: AnyPath, key: str) -> Index | None:
     if not path.exists():
         return None
     try:
-        if {"schema_version", key} <= set(read_json(path)):
+        if {"schema_version", key} <= set(read_json(path, "the job makes it again")):
             found = read_index(folder)
             found.records()
             return found

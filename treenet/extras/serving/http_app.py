@@ -75,7 +75,7 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Page = Reply | Callable[[], Awaitable[Reply]]  # one that never changes, or what makes it
+Page = Callable[[], Awaitable[Reply]]
 Handler = Callable[[bytes], Coroutine[Any, Any, Reply]]  # it gets the body
 
 
@@ -112,8 +112,7 @@ class Guard:
         self._check_name(scope)
         path, method = scope.get("raw_path"), scope["method"]
         if path in self._pages and method in ("GET", "HEAD"):
-            page = self._pages[path]
-            return page if isinstance(page, Reply) else await page()
+            return await self._pages[path]()
         self._check_token(scope)
         if path in self._questions and method == "POST":
             return await self._accept(self._questions[path], scope, receive)
@@ -265,12 +264,12 @@ def build_entrance(settings: ServeSettings, serving: Serving, token: str | None)
         found = Health(status=status, model=serving.served.name, replicas=running, waiting=guard.waiting)
         return Reply(200 if running else 503, found.model_dump_json().encode())
 
-    pages: dict[str, Page] = {
+    pages = {
         "/": _page("text/html; charset=utf-8", _HERE / "page.html"),
         "/page.js": _page("text/javascript; charset=utf-8", _HERE / "page.js"),
         # Pictures of trees look as they do in reports.
         "/page.css": _page("text/css; charset=utf-8", Path(report.__file__).parent / "page.css", _HERE / "page.css"),
-        "/openapi.json": Reply(200, json.dumps(describe_interface(wanted, serving.served)).encode()),
+        "/openapi.json": _fixed(Reply(200, json.dumps(describe_interface(wanted, serving.served)).encode())),
         "/healthz": health,
     }
     guard = Guard(settings, token, pages, {QUESTIONS[serving.served.task][0]: answer})
@@ -284,8 +283,15 @@ async def _ask(serving: Serving, question: Question) -> bytes:
         return await serving.ask(question, alone=True)
 
 
-def _page(media_type: str, *files: Path) -> Reply:
-    return Reply(200, b"".join(file.read_bytes() for file in files), media_type)
+def _page(media_type: str, *files: Path) -> Page:
+    return _fixed(Reply(200, b"".join(file.read_bytes() for file in files), media_type))
+
+
+def _fixed(reply: Reply) -> Page:
+    async def give() -> Reply:
+        return reply
+
+    return give
 
 
 def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
