@@ -15,7 +15,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path, open_seekable
 from treeproc.common.store_requests import StoreRefuses
 from treeproc.readers import line_ranges
-from treeproc.readers.line_ranges import ChunkedObject, ObjectChanged, read_range
+from treeproc.readers.line_ranges import ChunkedObject, ObjectChanged, Stamp, read_range
 from treeproc.stages import inputs as stage_inputs
 from treeproc.stages.cut_inputs import Unpack, bytes_that_can_be_cut, mark_of
 from treeproc.stages.filters import FilterConfig
@@ -156,14 +156,14 @@ def test_ranges_of_objects_against_a_pass_over_all(store):
 def test_neighbours_share_the_chunks_of_an_object(store):
     content = os.urandom(100)
     path = put("x", content)
-    with io.BufferedReader(ChunkedObject(path, path.stamp()), 5) as file:
+    with io.BufferedReader(ChunkedObject(path, Stamp(*path.stamp())), 5) as file:
         for start in (0, 3, 15, 17, 40, 39, 96, 100):
             file.seek(start)
             assert file.read(7) == content[start : start + 7]
         assert file.seek(-4, io.SEEK_END) == 96 and file.read() == content[96:]
     assert len(store.opened) == 4, "chunks 0, 1, 2 and 6"
     with pytest.raises(ObjectChanged):
-        ChunkedObject(path, (100, 1)).read(1)
+        ChunkedObject(path, Stamp(100, 1)).read(1)
 
 
 def test_a_stream_to_an_object_is_complete_or_absent(store):

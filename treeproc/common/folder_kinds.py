@@ -127,7 +127,7 @@ def claim_folder(out: AnyPath, kind: Kind, option: str = "--out") -> None:
         remove_leftovers(out)
 
 
-def mark_folder(out: AnyPath, kind: Kind) -> None:
+def mark_folder(out: AnyPath, kind: Kind, option: str = "--out") -> None:
     """Make a folder that `claim_folder` allowed, and its marker if it has none, before the command writes anything else.
 
     Raises UserError if the folder cannot be made.
@@ -135,7 +135,7 @@ def mark_folder(out: AnyPath, kind: Kind) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
+        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another {option}") from None
     if kind_of(out) is None:
         atomic_write(out / MARKER, f"{kind.name}\n".encode())
 
