@@ -134,6 +134,21 @@ def test_a_finished_text_stage_refuses_other_inputs_and_stays(tmp_path):
     assert files(tmp_path / "data") == before
 
 
+def test_another_version_of_the_parser_leaves_finished_trees_alone(tmp_path):
+    """There may be runs of them, and controls over them."""
+    write_inputs(tmp_path, 8)
+    job(tmp_path, "data")
+    index = tmp_path / "data" / "parsed" / "index.json"
+    index.write_text(json.dumps(there := json.loads(index.read_text()) | {"parser": {"name": "words", "library": "stanza 1.0"}}))
+    before = files(tmp_path / "data")
+    (tmp_path / "data" / "encoded" / "lengths.arrow").write_bytes(b"damaged")
+    with pytest.raises(UserError, match="parsed was made by another parser .*library: 'stanza 1.0' -> None.*; install that one"):
+        job(tmp_path, "data")
+    assert json.loads(index.read_text()) == there
+    (tmp_path / "data" / "encoded" / "lengths.arrow").write_bytes(before["encoded/lengths.arrow"])
+    assert files(tmp_path / "data") == before
+
+
 def test_a_data_set_whose_near_copies_had_another_rule_stays(tmp_path, monkeypatch):
     """Its runs would be those of other data."""
     write_inputs(tmp_path, 8)

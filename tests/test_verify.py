@@ -21,7 +21,8 @@ from toydata import write_toy_data
 from treeproc.common import cache
 from treeproc.common.files import file_sha256, json_bytes
 from treeproc.common.provenance import PROVENANCE
-from treeproc.common.settings import UserError
+from treeproc.common.settings import UserError, load_settings
+from treeproc.inspect import describe, draw_line
 from treeproc.inspection import shard_verifier
 from treeproc.inspection.checks import arc_problems, tree_problems
 from treeproc.shards.shard import SplitShards, check_hashes
@@ -257,6 +258,30 @@ def test_wrong_trees_of_the_target_side_are_named(job, tmp_path):
         (1, "target: words differ from the characters of their line"),
         (2, "target: trees and words differ in their number of words"),
     }
+
+
+def test_trees_over_text_that_was_made_again_are_named(tmp_path):
+    """A control of `parsed=`: its base is another data set now."""
+    words = {"parser": {"name": "words"}, "tree": {"tree_source": "balanced"}, "subwords": {"vocab_size": None}, "workers": 0}
+    file, base, control = tmp_path / "a.tsv", tmp_path / "base", tmp_path / "control"
+
+    def make(*lines: str) -> None:
+        file.write_text("text\tlabel\n" + "".join(f"{line}\n" for line in lines))
+        preprocess(
+            load_settings(PreprocessConfig, None, format="labelled", splits={"train": {"source": [str(file)]}}, **words), base
+        )
+
+    make("a good film\tpos", "a bad film\tneg", "a dull one\tneg")
+    tree = {"tree": {"tree_source": "random"}, "workers": 0}
+    preprocess(load_settings(PreprocessConfig, None, parsed=str(base), vocab_from=str(base), **tree), control)
+    assert not verify(control).problems and "neg 2" in describe(control)[0]
+    shutil.rmtree(base)
+    make("a good film\tpos", "a bad film\tneg", "a fine one\tpos")
+    found = verify(control).problems
+    assert len(found) == 2 and all("is not the stage that" in problem.what and not problem.mendable for problem in found)
+    for look in (describe, lambda data: draw_line(data, "train", 1)):
+        with pytest.raises(UserError, match="base/text is not the stage that"):
+            look(control)
 
 
 def test_the_last_count_has_the_problems_of_files_that_are_no_shards(job, tmp_path):

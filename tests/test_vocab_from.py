@@ -272,7 +272,7 @@ def test_every_held_out_split_counts_as_overlap(text, tmp_path):
     assert [record.counts for record in records] == [{"dropped.overlap": 60}, {}]
 
 
-def test_classes_are_those_of_the_other_data_set(tmp_path):
+def test_classes_are_those_of_the_other_data_set(tmp_path, caplog):
     (tmp_path / "train.txt").write_text("\n".join(SST * 20))
     (tmp_path / "more.txt").write_text("\n".join(SST[:2]))
     settings = {
@@ -288,6 +288,10 @@ def test_classes_are_those_of_the_other_data_set(tmp_path):
     more = {"splits": {"more": {"source": [tmp_path / "more.txt"]}}, "vocab_from": str(data), "workers": 0}
     assert preprocess(PreprocessConfig.model_validate(more), tmp_path / "more")["num_classes"] == 2
     assert [row["label"] for row in SplitShards(tmp_path / "more" / "encoded", "more")[0].rows()] == [1, 0]
+    caplog.clear()
+    preprocess(PreprocessConfig.model_validate(more | {"labels": {3: 0}}), tmp_path / "less")  # a mapping counts whole
+    assert [row["label"] for row in SplitShards(tmp_path / "less" / "encoded", "more")[0].rows()] == [0]
+    assert "labels gives the classes 0, but the models of" in caplog.text and "have 2, from 0" in caplog.text
     with pytest.raises(UserError, match="has 2 classes, but these examples have 4; set labels"):
         preprocess(PreprocessConfig.model_validate(more | {"labels": {0: 0, 3: 3}}), tmp_path / "wrong")
     preprocess(PreprocessConfig.model_validate(settings | {"labels": {0: 0, 3: 3}}), tmp_path / "four")

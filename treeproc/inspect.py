@@ -19,7 +19,7 @@ from treeproc.inspection.drawing import draw_row
 from treeproc.parsers import describe_in_words
 from treeproc.shards.lengths import open_lengths
 from treeproc.shards.schema import UNSCORED, in_order
-from treeproc.shards.shard import Shard, SplitShards, check_vocabulary_files
+from treeproc.shards.shard import Shard, SplitShards, check_stage, check_vocabulary_files
 from treeproc.shards.store import describe_trees, read_index, side_of
 from treeproc.stages.dropped_lines import why_dropped
 from treeproc.stages.job_report import class_notes, noticed, parse_statuses, tree_notes
@@ -104,7 +104,7 @@ def _bar_line(name: str, count: int, most: int, total: int) -> str:
 
 def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitStatistics]]:
     """Return the report as text, and the figures behind it. Raises UserError if the encoded stage is not finished."""
-    folders = stage_folders(data)
+    folders = _checked_folders(data)
     index = read_index(folders["encoded"])
     check_vocabulary_files(folders["encoded"], index)
     side = side_of(index)
@@ -146,6 +146,15 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
     return "\n".join(lines), found
 
 
+def _checked_folders(data: AnyPath) -> dict[str, AnyPath]:
+    """Return the folders of the stages. Raises UserError if text or trees were made again since the encoded stage."""
+    folders = stage_folders(data)
+    for stage in ("text", "parsed"):
+        if (folders[stage] / "index.json").exists():  # training needs none
+            check_stage(data, stage)
+    return folders
+
+
 def _score_column(parsed: AnyPath, side: str) -> str | None:
     """Return the column of the scores of parses; None if the parsed stage has none or is not there."""
     name = "parse_score" if side == "source" else "target_parse_score"
@@ -178,7 +187,7 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
     if place == len(ids) or ids[[place]][0] != line - 1:
         if split not in (there := index["totals"]):
             raise UserError(f"{data} has no split {split!r}; there are: {', '.join(there)}")
-        folders = stage_folders(data)
+        folders = _checked_folders(data)
         if why := why_dropped(folders["text"], folders["encoded"], split, line):
             raise UserError(f"{split} has no line {line}: the job dropped it, {why}; choose another --line")
         known = f"{ids[[0]][0] + 1} to {ids[[len(ids) - 1]][0] + 1}, except dropped ones" if len(ids) else "none"
@@ -201,7 +210,7 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
         others = Subwords(own) if own.exists() else subwords
         lines.append(f"{other}: {' '.join(others.names(row['tgt_pieces']))}")
     lines += arcs
-    parsed = stage_folders(data)["parsed"]
+    parsed = _checked_folders(data)["parsed"]
     if column := _score_column(parsed, side):
         parse = SplitShards(parsed, split)
         found = parse[parse.by_index()[shard]].find(line - 1, number)

@@ -19,7 +19,7 @@ from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.checks import Problem, StageFindings
 from treeproc.inspection.shard_verifier import STAGES, ShardVerifier, file_problem, schema_facts
 from treeproc.shards.lengths import SIZE_COUNTS
-from treeproc.shards.shard import Shard
+from treeproc.shards.shard import Shard, check_stage
 from treeproc.shards.store import Index, read_index, stage_folder
 from treeproc.stages.run_jobs import run_here
 from treeproc.subwords import LabelVocab, load_pieces
@@ -59,6 +59,12 @@ def verify(data: AnyPath, *, on_ray: bool = False) -> Verification:
             indices[stage] = index
         except UserError as error:
             report.problems.append(Problem(folder / "index.json", str(error).removeprefix(f"{folder / 'index.json'} ")))
+    for stage in indices if "encoded" in indices else ():
+        if folders[stage] != data / stage:  # those of `parsed`, which may be another data set now
+            try:
+                check_stage(data, stage)
+            except UserError as error:
+                report.problems.append(Problem(data / "encoded", str(error), mendable=False))
     stages = {stage: StageFindings(folders[stage], index.records()) for stage, index in indices.items()}
     with Progress("verify", sum(stage.rows for stage in stages.values()), unit="rows") as progress:
         _verify_shards(data if on_ray else None, indices, stages, progress)

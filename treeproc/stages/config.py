@@ -295,7 +295,8 @@ def borrow_settings(values: Mapping) -> dict:
                 there.pop(name, None)
     for name in wanted:
         if name in there:
-            out[name] = _merged(there[name], values[name]) if name in values else there[name]
+            whole = name not in values or name == "labels"  # a mapping of classes is not completed
+            out[name] = values.get(name, there[name]) if whole else _merged(there[name], values[name])
     return out
 
 

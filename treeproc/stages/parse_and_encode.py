@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 from treeproc.common.files import file_sha256, remove_leftovers
 from treeproc.common.messages import Progress, phase
 from treeproc.common.provenance import Recorder
-from treeproc.common.settings import UserError
+from treeproc.common.settings import UserError, differences
 from treeproc.common.storage import AnyPath
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_in_words, read_trees
 from treeproc.parsers.config import split_at_blanks
@@ -138,20 +138,28 @@ class ParseAndEncode:
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
         """Parse every text shard into words and trees."""
         logger.info("parser: %s", describe_in_words(self.parser))
-        config = self.config
+        config, folder = self.config, self.out / "parsed"
+        index = previous_index(folder, "totals")
+        self._refuse_other_parser(folder, index or {})
         fingerprints = self._parse_fingerprints(text)
         jobs = [{"text": shard, "fingerprint": fingerprint} for shard, fingerprint in zip(text, fingerprints, strict=True)]
         arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
         work = StageWork("parse", "loading the parser", ParseShard, arguments, config.parser.gpus_per_actor)
         records = self._make(work, "parsed", text, fingerprints, jobs)
         columns = parsed_columns(config.parser, config.target_parser)
-        folder = self.out / "parsed"
-        index = previous_index(folder, "totals")
         if index is None or records != index.records() or not has_files(folder, index):
             facts = {"fingerprint": fingerprint_of(fingerprints), "columns": columns, "parser": self.parser}
             files = write_fallbacks(folder, records)
             write_index(folder, records, **facts, target_parser=self.target_parser, files=files)
         return text, records
+
+    def _refuse_other_parser(self, folder: AnyPath, index: Mapping) -> None:
+        """Raise UserError if another version or other models made the trees that are there: there may be runs of them."""
+        for name, own in (("parser", self.parser), ("target_parser", self.target_parser)):
+            if name in index and (changed := differences(index[name], own, name)):
+                raise UserError(
+                    f"{folder} was made by another parser ({'; '.join(changed)}); install that one again, or choose another --out"
+                )
 
     def _parse_fingerprints(self, text: list[ShardRecord]) -> list[str]:
         """Return the fingerprints of parsed shards."""

@@ -144,7 +144,7 @@ def _encode_again(config: PreprocessConfig, data: AnyPath, out: AnyPath) -> dict
     check_constituents(tree, old)
     check_sides(config, *(index["columns"] for index in stages))
     if config.vocab_from is not None:
-        of_text = stages[1]["parser"], stages[1]["target_parser"], old.normalization
+        of_text = stages[1]["parser"], stages[1]["target_parser"], old.normalization, old.labels
         check_vocab_from(config, config.vocab_from, *of_text, [index["columns"] for index in stages])
     made: Mapping = previous_index(out / "encoded", "text_fingerprint") or {}
     for stage, records in (("text", text), ("parsed", parsed)):
@@ -216,7 +216,7 @@ def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
         TokenizerPieces(config.subwords.tokenizer_file())
     parser, target_parser = describe_parser(config.parser), _describe_target_parser(config)
     if config.vocab_from is not None:
-        check_vocab_from(config, config.vocab_from, parser, target_parser, config.normalization, stages)
+        check_vocab_from(config, config.vocab_from, parser, target_parser, config.normalization, config.labels, stages)
     return parser, target_parser
 
 
@@ -252,11 +252,11 @@ def _check_pairs(config: PreprocessConfig) -> None:
 
 def check_vocab_from(
     config: PreprocessConfig, data: AnyPath, parser: dict, target_parser: dict | None, normalization: str,
-    stages: Sequence[Sequence[str]],
+    labels: Mapping[int, int] | None, stages: Sequence[Sequence[str]],
 ) -> None:  # fmt: skip
     """Raise UserError if models of `data`, which is `vocab_from`, could not be scored here, or not start training here.
 
-    The parsers and the normalisation are those of the text.
+    The parsers, the normalisation and the mapping of classes, `labels`, are those of the text.
     """
     if config.new_pieces is not None:
         check_extension(data.absolute(), subwords=config.subwords.facts())
@@ -275,6 +275,11 @@ def check_vocab_from(
     )
     if "label" in config.form.columns and "num_classes" not in index:
         raise UserError(f"vocab_from: {data} has no classes; give a data set with classes")
+    if labels and {*labels.values()} != {*range(index.get("num_classes", 0))}:
+        logger.warning(
+            "warning: labels gives the classes %s, but the models of %s have %s, from 0; scores compare these numbers",
+            ", ".join(map(str, sorted({*labels.values()}))), data, index.get("num_classes", "none"),
+        )  # fmt: skip
     own = config.labelled.classes
     if own and "num_classes" in index and own != (theirs := class_names(index)):
         raise UserError(
