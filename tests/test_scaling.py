@@ -36,13 +36,14 @@ from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITI
 from treenet.experiments.recorded_study import report_records
 from treenet.experiments.records import Recording, _is_chosen, read_curve, read_numbers, read_records, record_bytes
 from treenet.experiments.results import Results
-from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
+from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result, study_work
 from treenet.experiments.scaling_table import describe_slopes, draw, format_table
 from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.settings import ScalingConfig
 from treenet.experiments.study import make_study, run_study, show_study
 from treenet.experiments.study_grid import check_same_pieces, overlay, study_cells
 from treenet.extras.tuning.trials import TuningConfig
+from treenet.jobs.train_run import run_training
 from treenet.models.registry import ARCHITECTURES
 from treenet.report.report_inputs import read_report_inputs
 from treenet.runs.averaging import average_checkpoints
@@ -402,12 +403,26 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     assert warned in capsys.readouterr().err
     assert [entry.starts for entry in Ledger.read(tmp_path).entries.values()] == [2] and study() == first
 
+    average_checkpoints(cell.folder, "last", 1)
+    score = study_work(config).score
+    score(cell.folder)  # as its printed command does
+    capsys.readouterr()
+    assert study() == first and "(its average is of last=1, not of last=2)" in capsys.readouterr().err
+    assert run_here("evaluate.py", "--out", str(cell.folder), "decoding.beam_size=1").returncode == 0
+    capsys.readouterr()
+    assert study() == first and "(decoding is another)" in capsys.readouterr().err
+
     command = str(error.value).partition("; run ")[2]  # scores all cells on another split
     command = command.replace("tree-attention evaluate", "echo")
     for line in subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout.splitlines():
         done = run_here("evaluate.py", *shlex.split(line))
         assert done.returncode == 0, done.stderr
     assert "transformer" in show_study(other)
+
+    run_training(cell.config.model_copy(update={"max_steps": 8}), cell.folder)
+    score(cell.folder)
+    with pytest.raises(UserError, match="was trained for 8 updates, but the study asks for 4; restore it, or remove the folder"):
+        study()
 
 
 def change_scores(folder: Path, **values) -> None:
@@ -452,7 +467,10 @@ def test_a_study_scores_with_all_references_and_scores_again_when_they_change(da
         read_result(config, tmp_path / "other", [second])
     record = next((tmp_path / "records").iterdir())
     of_two = {"more_references": [str(file)]}
-    for settings, message in (({}, "another number of references than nrefs:1"), (of_two, "against different references")):
+    for settings, message in (
+        ({}, "another number of references than nrefs:1"),
+        (of_two, "more_references are others"),
+    ):
         config = load_settings(ScalingConfig, None, **{**STUDY, **steps, "grid": grid | settings}, data=data)
         with pytest.raises(UserError, match=message):
             show_study(make_study(FORM, config, tmp_path / "new", tmp_path / "records", [second]))

@@ -288,6 +288,8 @@ def test_an_ensemble_of_runs_needs_the_same_trees_only_where_they_are_read(tmp_p
     assert loaded.checkpoint == "run/averaged + plain/averaged" and len(loaded.model.models) == 2 and loaded.data == balanced
     with pytest.raises(UserError, match="tree_settings of their data sets must be the same"):
         load_ensemble([run, tree], ["averaged"])
+    with pytest.raises(UserError, match="would count .*/run, checkpoint averaged, twice; give each one once"):
+        load_ensemble([run, plain, run.parent / "." / run.name], ["averaged"])
     assert load_ensemble([run], ["averaged"]).checkpoint == load_run(run).checkpoint == "averaged"
 
 

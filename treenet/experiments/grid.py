@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -41,6 +41,10 @@ def _never_stale(folder: AnyPath) -> str:
     return ""
 
 
+def _fits(scores: Mapping) -> str:
+    return ""
+
+
 def _no_record(folder: AnyPath, entry: Entry) -> None:
     pass
 
@@ -50,14 +54,15 @@ class CellWork:
     """The steps of a cell. Training and scoring can repeat on the same folder, and can run in other processes and on other nodes.
 
     `train` continues a run and returns whether it is finished. `score` writes RUN/scores.json and returns its summary for a
-    person. `stale` describes why the scores of a finished run do not fit its present model; it is empty if they fit. `problem` is
-    why no cell can be scored; it is empty if they can. `record` stores the results of a cell that is done; it runs where the
-    ledger is.
+    person. `stale` describes why scores of a finished run do not fit its present model or the study, and `unlike` does so for
+    those of a record. Both are empty if they fit. `problem` is why no cell can be scored; it is empty if they can.
+    `record` stores the results of a cell that is done; it runs where the ledger is.
     """
 
     train: Callable[[TrainConfig, AnyPath], RunSummary]
     score: Callable[[AnyPath], dict]
     stale: Callable[[AnyPath], str] = _never_stale
+    unlike: Callable[[Mapping], str] = _fits
     problem: str = ""
     record: Callable[[AnyPath, Entry], None] = _no_record
 

@@ -90,7 +90,11 @@ class Recording:
         """Make the record of a cell that is done. Raises UserError if its folder is incomplete, or that of another cell."""
         facts = read_facts(run_dir, HINT, ("parameters",))
         _refuse_other_run(run_dir, facts, entry)
-        scores, sentences = self.read(run_dir)
+        training, (scores, sentences) = _read_training(run_dir), self.read(run_dir)
+        if training["updates"] > (planned := entry.settings["max_steps"]):
+            raise UserError(
+                f"{run_dir} was trained for {training['updates']:,} updates, but the study asks for {planned:,}; {HINT}"
+            )
         record = Record(
             version=VERSION,
             cell=run_dir.name,
@@ -99,7 +103,7 @@ class Recording:
             data_fingerprint=entry.data_fingerprint,
             encoder=entry.encoder,
             facts=facts,
-            training=_read_training(run_dir),
+            training=training,
             scores=scores,
             sentences=sentences,
             curve=read_curve(run_dir),

@@ -87,8 +87,9 @@ def study_work(config: ScalingConfig, more: References = ()) -> CellWork:
     asked = {"more_references": grid.more_references, "target_language": grid.target_language}
     options: dict[str, Any] = {name: value for name, value in asked.items() if value}
     settings = EvaluateSettings(split=grid.split, use_gpu=config.use_gpu, **options)
-    stale = partial(describe_stale_cell, grid, more_fingerprint(more))
-    return CellWork(run_training, partial(score_cell, settings, more, grid.metric), stale)
+    of_grid = grid, more_fingerprint(more)
+    stale, unlike = partial(describe_stale_cell, *of_grid), partial(describe_other_scoring, *of_grid)
+    return CellWork(run_training, partial(score_cell, settings, more, grid.metric), stale, unlike)
 
 
 def score_cell(settings: EvaluateSettings, more: References, metric: str, folder: AnyPath) -> dict:
@@ -101,16 +102,18 @@ def score_cell(settings: EvaluateSettings, more: References, metric: str, folder
 
 def describe_stale_cell(grid: GridConfig, more: str | None, folder: AnyPath) -> str:
     """Describe why scores of a cell do not fit its model, or the grid as in `describe_other_scoring`; empty if they fit."""
-    return describe_stale((grid.split,), folder) or describe_other_scoring(read_scores(folder).get(grid.split), grid, more)
+    return describe_stale((grid.split,), folder) or describe_other_scoring(grid, more, read_scores(folder))
 
 
-def describe_other_scoring(scores: Mapping[str, Any] | None, grid: GridConfig, more: str | None) -> str:
-    """Describe why scores are not of the further references with this fingerprint, or not of the tokens of the compared metric.
+def describe_other_scoring(grid: GridConfig, more: str | None, results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Describe why the scores of a cell are not of the further references with this fingerprint, or not of the compared metric.
 
-    Empty if they are.
+    So too if the cell was decoded in another way than its settings say. Empty if they are, or are missing.
     """
-    if scores is None:
+    if (scores := results.get(grid.split)) is None:
         return ""
+    if scores.get("asked", {}).get("decoding"):
+        return "decoding is another"
     if scores.get("more_references_fingerprint") != more:
         return "the files of grid.more_references are others"
     if METRICS[grid.metric].reads == "tokens" and scores.get("asked", {}).get("target_language") != grid.target_language:
@@ -172,7 +175,7 @@ def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -
     command = f"for cell in {cells}; do {command}; done" if cells else command  # a shell lists no store
     if not _needed(metric) <= scores.get(split, {}).keys():
         raise UserError(f"{folder / 'scores.json'} has no scores of {split}; run {command}")
-    if changed := describe_other_scoring(scores[split], config.grid, more_fingerprint(more)):
+    if changed := describe_other_scoring(config.grid, more_fingerprint(more), scores):
         raise UserError(f"{folder}: the scores of {split} are stale ({changed}); run the same command again without --dry-run")
     tokenizer, references = tokenizer_of(config.data, config.grid.target_language), read_references(config.data, split)
     if scores[split].get("references_fingerprint", known := fingerprint_of(references)) != known:

@@ -313,7 +313,13 @@ def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":
     fingerprint, problem = _fingerprint_pairs(pairs) if pairs else (None, "")
     score = partial(score_cell, config.task, peak, config.use_gpu, pairs, fingerprint)
     stale = partial(describe_stale_cell, peak, pairs, fingerprint)
-    return CellWork(run_training, score, stale, problem)
+    return CellWork(run_training, score, stale, partial(_describe_other_pairs, fingerprint), problem)
+
+
+def _describe_other_pairs(fingerprint: str | None, results: Mapping[str, Mapping]) -> str:
+    """Describe that results are of other minimal pairs than those with the fingerprint; empty if they are not, or have none."""
+    of_pairs = results.get(PAIRS, {}).get("pairs_fingerprint")
+    return "its minimal pairs are others" if None not in (fingerprint, of_pairs) and of_pairs != fingerprint else ""
 
 
 def pairs_of(config: SeedsConfig) -> ScoreLMSettings | None:

@@ -26,10 +26,11 @@ from treenet.jobs.train_run import STOPPED_BY_SIGTERM
 from treenet.loggers.feed import check_loggers
 from treenet.models.paired_weights import matrix_draws
 from treenet.models.registry import only_shapes
+from treenet.runs.checkpoint import AVERAGED, read_meta
 from treenet.runs.metrics_log import write_png
 from treenet.runs.result_entries import FORMS, RESULTS_HINT, SCORES
 from treenet.runs.result_provenance import NOT_RECORDED
-from treenet.runs.run_results import stale_scores
+from treenet.runs.run_results import describe_choices, stale_scores
 from treenet.tasks.base import build_task
 from treenet.tasks.learning import say_overfitted, say_unlearned, why_overfitted, why_unlearned
 from treenet.training.batch_stream import plan_batches
@@ -272,6 +273,11 @@ def _check_with_done(study: Study, ledger: Ledger, kept: dict[str, Record]) -> l
     Raises UserError if the cells of the grid are not of one study with those that are done, also of earlier grids.
     """
     indices = {data: read_index(data / "encoded") for data in {cell.config.data for cell in study.cells}}
+    for cell in study.cells:
+        if cell.name in kept and not _is_scored(cell.folder) and (why := study.work.unlike(kept[cell.name]["scores"])):
+            raise UserError(
+                f"the record of {cell.name} has other scores ({why}); restore its run, or remove the record to train it again"
+            )
     planned = [*(study.recording.plan(study.cells, indices, ledger, study.out) | kept).values()]
     check_one_study(planned, study.form.system)
     done = {name for name, entry in ledger.entries.items() if entry.status == DONE} | kept.keys()
@@ -305,6 +311,12 @@ def _free_space(out: AnyPath) -> float:
 def _own_cells(study: Study, recorded: Container[str]) -> list[Cell]:
     """Return the cells that need this folder: those without a record, and those whose scores are in it."""
     return [cell for cell in study.cells if cell.name not in recorded or _is_scored(cell.folder)]
+
+
+def _other_average(cell: Cell) -> str:
+    """Describe that a trained cell has an average of another choice than its settings; empty if it is the same."""
+    own, asked = describe_choices(cell.config, read_meta(cell.folder / AVERAGED))
+    return "" if own == asked else f"its average is of {own}, not of {asked}"
 
 
 def show_study(study: Study) -> str:
@@ -356,7 +368,7 @@ def run_study(study: Study) -> None:
         atomic_write(out / "config.yaml", dump_settings(study.config).encode())
         for cell in cells:
             entry = ledger.entries[cell.name]
-            if entry.status == DONE and (changed := study.work.stale(cell.folder)):
+            if entry.status == DONE and (changed := study.work.stale(cell.folder) or _other_average(cell)):
                 message = f"{cell.name}: its scores are not those of this study ({changed}); it averages and scores the run again"
                 warn(f"warning: {message}")
                 ledger.reopen(cell)

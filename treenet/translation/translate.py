@@ -6,6 +6,7 @@ Shapes: B batch, R live hypotheses, T target positions, V vocabulary.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
@@ -121,6 +122,8 @@ def load_ensemble(runs: Sequence[Path], checkpoints: Sequence[str], *, device: t
     different ways: a line is parsed once for all models.
     """
     members = list(product(runs, checkpoints))
+    if twice := [name for name, count in Counter((str(run.resolve()), at) for run, at in members).items() if count > 1]:
+        raise UserError(f"an ensemble would count {twice[0][0]}, checkpoint {twice[0][1]}, twice; give each one once")
     loaded: list[LoadedRun] = [load_run(run, checkpoint=checkpoint, device=device) for run, checkpoint in members]
     first, index = loaded[0], read_index(loaded[0].data / "encoded")
     for (run, _), other in zip(members, loaded, strict=True):
