@@ -494,6 +494,8 @@ def test_duckdb_counts_what_the_index_counts(world):
     for name, count in (("leaves", "piece"), ("nodes", "label"), ("spans", "start")):
         expected = sum(len(row[name][count]) for row in rows)
         assert connection.sql(f"select count(*) from {name}").fetchall() == [(expected,)]
+    with pytest.raises(UserError, match="the connection already has leaves, nodes, spans; give another connection, or none"):
+        read_shards(world / "data", "train").to_duckdb(connection)
 
 
 @pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed: pip install datasets")

@@ -366,5 +366,7 @@ def test_places_are_found_by_growing_a_vocabulary(data):
     places = vocabulary_places(build_task(config), sizes)
     assert (places[TABLE].kind, places[TABLE].dim) == ("num_pieces", 0)
     assert {place.kind for place in places.values()} == {"num_pieces", "num_labels"}
+    linearized = vocabulary_places(build_task(make_config(data, "model.name=linearized_transformer")), sizes)
+    assert linearized["encoder.brackets.weight"].kind == "num_labels", "two rows for each label"
     relations = make_config(data, "model.name=relation_transformer", "model.relations={label_head: pos_tag}")
     assert vocabulary_places(build_task(relations), sizes)["encoder.label_embedding.weight"].kind == "num_pos_tags"

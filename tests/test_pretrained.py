@@ -192,6 +192,18 @@ def test_a_run_may_start_from_a_run_with_the_same_encoder(made, tmp_path):
     assert len(taken) > 20 and all(torch.equal(start[name], trained[name]) for name in taken)
 
 
+def test_a_run_with_another_encoder_or_other_pieces_is_no_start(made, tmp_path):
+    """Its layers would stand above the table of this one."""
+    run_training(config_of(made), tmp_path / "first")
+    other = config_of(write_both(tmp_path, "roberta"), init=tmp_path / "first")
+    with pytest.raises(UserError, match=r"another pretrained encoder \(.*: \['Bert.*'\] -> \['Roberta.*leave init or"):
+        run_training(other, tmp_path / "second")
+    path = tmp_path / "first" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pieces_fingerprint": "0"}))
+    with pytest.raises(UserError, match=r"has another pretrained encoder \(its pieces are others\)"):
+        run_training(config_of(made, init=tmp_path / "first"), tmp_path / "second")
+
+
 def test_probes_read_the_last_layer_and_the_vectors_of_pieces(made):
     config = config_of(made)
     task = build_task(config)

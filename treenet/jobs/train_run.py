@@ -21,6 +21,7 @@ from treenet.runs.initial_weights import describe_start, keep_recorded_init, spl
 from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_metrics
 from treenet.runs.mirror import open_run
 from treenet.runs.run_folder import RunFacts, read_facts
+from treenet.runs.run_results import describe_choices
 from treenet.tasks.base import build_task, describe_windows
 from treenet.training.ranks import expand_segments
 from treeproc.common.errors import CommandEnded, how_to_install, is_installed
@@ -134,10 +135,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
 
 def _tell_replaced_average(config: TrainConfig, run_dir: Path, out: AnyPath) -> None:
     """Print which average, of another choice than that of the settings, will be replaced, and the command that makes it again."""
-    meta = read_meta(run_dir / AVERAGED)
-    now = config.average, config.average_checkpoints
-    then = meta.get("averaged_choice", now[0]), meta.get("averaged_asked", now[1])
-    before, after = ("ema=true" if choice == "ema" else f"{choice}={count}" for choice, count in (then, now))
+    before, after = describe_choices(config, read_meta(run_dir / AVERAGED))
     if before != after:
         again = f"tree-attention average-checkpoints --out {shlex.quote(str(out))} {before}"
         warn(f"note: this replaces the average of {before} by that of {after}; to have it back: {again}")
@@ -194,14 +192,14 @@ def describe_run(summary: RunSummary) -> str:
     return "\n".join(out)
 
 
-def _refuse_replacement(run_dir: Path, config: TrainConfig, facts: Mapping, name: AnyPath) -> None:
-    """Refuse to begin where the model of another training is, or from the weights of the run itself, which would be lost."""
+def _refuse_replacement(run_dir: Path, config: TrainConfig, name: AnyPath) -> None:
+    """Refuse to begin where a trained model is, or from the weights of the run itself, which would be lost."""
     if config.init is not None and split_init(config.init)[0].resolve() == name.resolve():
         raise UserError(f"init: {config.init} is of the run itself, which this training would replace; choose another --out")
-    if is_complete(run_dir / AVERAGED) and (changed := list_changes(read_meta(run_dir / AVERAGED), identity(config, facts))):
+    if is_complete(run_dir / AVERAGED):
         raise UserError(
-            f"{name} has a trained model of other settings ({'; '.join(changed)}), without its checkpoints, and this training "
-            f"would replace it; choose another --out, or remove {name / AVERAGED}"
+            f"{name} has a trained model without its checkpoints, and this training would replace it; choose another --out, or "
+            f"remove {name / AVERAGED}"
         )
 
 
@@ -211,7 +209,7 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
     The folder of the encoder may move: its weights are in the checkpoints.
     """
     if not checkpoint_folders(run_dir):
-        _refuse_replacement(run_dir, config, facts, name)
+        _refuse_replacement(run_dir, config, name)
         return  # no checkpoint yet, so the user may correct a refused setting
     recorded: Mapping = read_facts(run_dir)
     own = identity(config, facts) | {name: recorded[name] for name in (INITIAL,) if name in recorded}

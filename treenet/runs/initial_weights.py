@@ -34,7 +34,7 @@ from treenet.runs.checkpoint import (
     stored_weights,
 )
 from treenet.runs.checkpoint_io import open_weights
-from treenet.runs.identity import checkpoint_folder
+from treenet.runs.identity import checkpoint_folder, encoder_of
 from treenet.runs.loading import data_of
 from treenet.runs.mirror import read_run
 from treenet.runs.parameter_matching import (
@@ -50,7 +50,7 @@ from treenet.runs.run_folder import InitFacts, checkpoint_names, checkpoint_path
 from treenet.tasks.base import Task, build_task
 from treeproc.common.files import file_sha256
 from treeproc.common.messages import phase, tell, warn
-from treeproc.common.settings import UserError, load_settings
+from treeproc.common.settings import UserError, differences, load_settings
 from treeproc.common.storage import AnyPath
 
 _SHAPES = (*KINDS, "pairs", PRETRAINED)
@@ -152,6 +152,7 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
     with read_run(run, *checkpoint_names(checkpoint)) as local:
         their_config = load_settings(TrainConfig, local / "config.yaml")
         source = _open_source(local, checkpoint_folder(local, checkpoint), build_task(their_config))
+        _refuse_other_encoder(run, sizes, read_facts(local))
         matches = match_parameters(model_parameters(task, sizes), source.parameters, own, source.vocabularies)
         if not (matches.taken or matches.rows):
             raise UserError(f"init: no parameter of {run} fits this model: {describe_matches(matches.record())[0].strip()}")
@@ -170,6 +171,18 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
     more = {"init": facts, "changes": _changed_settings(their_config, config), "matches": matches.record()}
     _publish_initial(config, sizes, weights, target, needed, **more)
     return more
+
+
+def _refuse_other_encoder(run: AnyPath, own: Mapping, theirs: Mapping) -> None:
+    """Raise UserError if both models have pretrained encoders that are of two forms, or read two tables of pieces."""
+    there, here = encoder_of(theirs), encoder_of(own)
+    if there and here:
+        changed = differences(there, here, "config.json of model.pretrained.folder")
+        pieces = {facts["pieces_fingerprint"] for facts in (theirs, own) if "pieces_fingerprint" in facts}
+        if len(pieces) > 1:
+            changed.append("its pieces are others")
+        if changed:
+            raise UserError(f"init: {run} has another pretrained encoder ({changed[0]}); leave init or model.pretrained out")
 
 
 def _pretrained_weights(config: TrainConfig, sizes: Mapping) -> dict[str, Tensor]:

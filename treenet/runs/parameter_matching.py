@@ -117,14 +117,14 @@ class Matches:
 def vocabulary_places(task: Task, sizes: Mapping) -> dict[str, Place]:
     """Return the places of vocabulary rows by the names of parameters.
 
-    A place is a dimension that grows by 1 when the vocabulary does. The models for that have no memory for weights.
+    A place is a dimension that grows when the vocabulary does. The models for that have no memory for weights.
     """
     here = _shapes(task, sizes)
     places: dict[str, Place] = {}
     for kind in KINDS:
         if kind in sizes:
             for name, shape in _shapes(task, {**sizes, kind: sizes[kind] + 1}).items():
-                grown = [dim for dim, size in enumerate(shape) if size == here[name][dim] + 1]
+                grown = [dim for dim, size in enumerate(shape) if size != here[name][dim]]
                 places |= {name: Place(kind, grown[0])} if grown else {}
     return places
 
