@@ -358,7 +358,7 @@ def test_cells_are_compared_on_the_same_minimal_pairs(data, tmp_path):
     shutil.rmtree(study)
     write(*WORDS[:8])
     status, _, error = run(*arguments, "grid.seeds=[1,2,3]", pairs)
-    assert status == 2 and "the record of causal-seed1 has other scores (its minimal pairs are others); restore its run" in error
+    assert status == 2 and "the record of causal-seed1 has other scores (its minimal pairs are others); give the" in error
     assert not study.exists(), "nothing is trained"
     status, _, error = run(*arguments, "grid.seeds=[3]", pairs)
     assert status == 2 and "causal-seed1 and causal-seed3 were scored on other minimal pairs; remove the record" in error

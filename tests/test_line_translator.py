@@ -1,6 +1,7 @@
 """The translator of lines on runs of random weights: its words about itself, what it explains, and what it refuses."""
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,7 @@ def test_line_with_an_unmet_constraint_alone_has_that_problem():
     assert with_unmet(with_row, [], DecodingConfig()).problem.startswith("no translation within the limits of length")
 
 
-def test_compiled_steps_need_plain_beam_search_over_a_static_cache(run):
+def test_compiled_steps_need_plain_beam_search_over_a_static_cache(run, tmp_path):
     plain, recurrent = tiny_model("transformer"), tiny_model("bilstm")
     assert can_compile(plain, DecodingConfig()) is True
     for model, decoding in (
@@ -117,9 +118,10 @@ def test_compiled_steps_need_plain_beam_search_over_a_static_cache(run):
         translator(run, compile=True, decoding={"method": "sampling"})
     with pytest.raises(UserError, match="compile=true needs plain beam search"):
         translator(run, compile=True, score="given.txt")
+    runs = [run, shutil.copytree(run, tmp_path / "copy")]
     with pytest.raises(UserError, match="coverage_penalty needs one model"):
-        LineTranslator(TranslateSettings(decoding={"coverage_penalty": 0.2}), [run, run])
-    LineTranslator(TranslateSettings(decoding={"coverage_penalty": 0.2}, score="given.txt"), [run, run])
+        LineTranslator(TranslateSettings(decoding={"coverage_penalty": 0.2}), runs)
+    LineTranslator(TranslateSettings(decoding={"coverage_penalty": 0.2}, score="given.txt"), runs)
     with pytest.raises(UserError, match=r"^must_appear needs decoding.method = beam"):
         translator(run, must_appear="phrases", decoding={"method": "sampling"})
     with pytest.raises(UserError, match=r"^nbest must be from 1 to beam_size = 3, but is 4$"):
@@ -179,8 +181,9 @@ def test_models_of_one_ensemble_read_the_same(tmp_path):
     with pytest.raises(UserError, match="cannot form an ensemble; choose models that read the same, and plain ones"):
         load_ensemble(runs, ["averaged"])
     pair = load_ensemble([runs[0], runs[2]], ["averaged"])
+    alike = [runs[0], write_run(tmp_path / "other", data, name="transformer")]
     assert pair.model.reads is load_run(runs[2]).model.reads and pair.checkpoint == "transformer/averaged + tree2seq/averaged"
-    assert not pair.model.has_static_cache and load_ensemble([runs[0], runs[0]], ["averaged"]).model.has_static_cache
+    assert not pair.model.has_static_cache and load_ensemble(alike, ["averaged"]).model.has_static_cache
 
 
 def test_models_that_read_arcs_refuse_bracketed_trees(tmp_path):

@@ -407,7 +407,9 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
             score["predictions_sha256"] = file_sha256(folder / "predictions.test.tsv")
             (folder / "scores.json").write_text(json.dumps(dict.fromkeys(("valid", "test", "test.last"), score)))
             labels = {"system": system, "seed": seed}
-            entries[folder.name] = Entry(labels=labels, settings={"data": "d"}, data_fingerprint="", status="done")
+            entries[folder.name] = Entry(
+                labels=labels, settings={"data": "d", "max_steps": 100}, data_fingerprint="", status="done"
+            )
     config = load_settings(SeedsConfig, None, **TINY, data=tmp_path, grid={"systems": SYSTEMS, "baseline": "trees"})
     recording = Recording(LABELS, partial(read_result, MEASURES["classification"]))
     records = recording.read_all(Ledger(tmp_path / "ledger.json", entries), tmp_path)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from toyruns import make_config
 
 from treenet.jobs.train_run import RunSummary, describe_run, run_training
+from treenet.runs.averaging import average_checkpoints
 from treenet.runs.checkpoint import AVERAGE, checkpoint_folders, checkpoint_step, latest_checkpoint
 from treenet.runs.loading import load_run, load_trained
 from treenet.runs.metrics_log import read_metrics
@@ -110,14 +111,29 @@ def test_a_trained_model_without_its_checkpoints_is_not_replaced(data, tmp_path)
     assert run_training(config, done.run_dir).finished
     shutil.rmtree(done.run_dir / "checkpoints")
     before = (done.averaged / "model.safetensors").read_bytes()
-    for other in ("seed=9", "max_steps=2", "max_steps=8", "average=best"):
-        with pytest.raises(UserError, match=r"a trained model without its checkpoints, .* or remove .*/run/averaged$"):
+    for other, changed in (
+        ("seed=9", "seed: 1 -> 9"),
+        ("max_steps=2", "max_steps: 4 -> 2"),
+        ("max_steps=8", "max_steps: 4 -> 8"),
+    ):
+        with pytest.raises(UserError, match=rf"of other settings \({changed}\), without .* or remove .*/run/averaged$"):
             run_training(make_config(data, *SETTINGS, "max_steps=4", other), done.run_dir)
     with pytest.raises(UserError, match=r"^init: .*/run is of the run itself, .* choose another --out$"):
         run_training(make_config(data, *SETTINGS, f"init={done.run_dir}"), done.run_dir)
     assert (done.averaged / "model.safetensors").read_bytes() == before and not (done.run_dir / "checkpoints").exists()
-    shutil.rmtree(done.averaged)
+    assert run_training(config, done.run_dir).finished  # the same training gives the same model
+    assert (done.averaged / "model.safetensors").read_bytes() == before
+    for name in ("averaged", "checkpoints"):
+        shutil.rmtree(done.run_dir / name)
     assert run_training(make_config(data, *SETTINGS, "max_steps=4", "seed=9"), done.run_dir).finished
+    shutil.rmtree(done.averaged)
+    config = make_config(data, *SETTINGS, "max_steps=4", f"init={done.run_dir}", "freeze=[encoder.*]")
+    average_checkpoints(done.run_dir, "last", 1)
+    frozen = run_training(config, tmp_path / "frozen")
+    shutil.rmtree(frozen.run_dir / "checkpoints")
+    with pytest.raises(UserError, match="a trained model with frozen weights, without its checkpoints"):
+        run_training(config, frozen.run_dir)
+    assert load_trained(frozen.run_dir)
 
 
 def test_training_that_ends_with_a_damaged_checkpoint_names_it_and_keeps_the_others(data, tmp_path, monkeypatch, capsys):

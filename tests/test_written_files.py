@@ -197,8 +197,10 @@ def test_studies_of_every_metric_are_read_by_every_reader(trained, tmp_path):
     study = make_study(
         scaling_report.FORM, grid_of(trained, metric="bleu_tokenized", target_language="ja"), tmp_path / "new", mixed.parent
     )
-    with pytest.raises(UserError, match="bleu_tokenized over different tokens: ja-mecab, zh; give grid.target_language"):
+    with pytest.raises(UserError, match=r"record of transformer-1-seed1 has other scores \(grid.target_language is another\)"):
         run_study(study)
+    with pytest.raises(UserError, match="bleu_tokenized over different tokens: ja-mecab, zh; give grid.target_language"):
+        report_records(list(read_records(mixed.parent).values()), None, None)
 
 
 def test_a_comparison_over_seeds_is_read_by_every_reader(tmp_path):

@@ -276,7 +276,8 @@ def _check_with_done(study: Study, ledger: Ledger, kept: dict[str, Record]) -> l
     for cell in study.cells:
         if cell.name in kept and not _is_scored(cell.folder) and (why := study.work.unlike(kept[cell.name]["scores"])):
             raise UserError(
-                f"the record of {cell.name} has other scores ({why}); restore its run, or remove the record to train it again"
+                f"the record of {cell.name} has other scores ({why}); give the settings and files of these scores, restore the "
+                "run, or remove the record to train it again"
             )
     planned = [*(study.recording.plan(study.cells, indices, ledger, study.out) | kept).values()]
     check_one_study(planned, study.form.system)

@@ -15,7 +15,7 @@ from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, describ
 from treenet.layers.backend import best_precision_here
 from treenet.loggers.feed import check_loggers, logged_training
 from treenet.runs.averaging import average_checkpoints, describe_gaps
-from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, checkpoint_folders, is_complete, read_meta
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, checkpoint_folders, frozen_sha256, is_complete, read_meta
 from treenet.runs.identity import check_metrics, check_weights, identity, list_changes
 from treenet.runs.initial_weights import describe_start, keep_recorded_init, split_init, start_from_init
 from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_metrics
@@ -29,7 +29,15 @@ from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.folder_kinds import RUN, claim_folder, mark_folder
 from treeproc.common.messages import format_seconds, tell, warn
 from treeproc.common.provenance import recorded
-from treeproc.common.settings import UserError, dump_settings, load_settings, refuse_relative_in_job
+from treeproc.common.settings import (
+    Effect,
+    UserError,
+    differences,
+    dump_settings,
+    excluded,
+    load_settings,
+    refuse_relative_in_job,
+)
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
 
@@ -192,15 +200,23 @@ def describe_run(summary: RunSummary) -> str:
     return "\n".join(out)
 
 
-def _refuse_replacement(run_dir: Path, config: TrainConfig, name: AnyPath) -> None:
-    """Refuse to begin where a trained model is, or from the weights of the run itself, which would be lost."""
+def _refuse_replacement(run_dir: Path, config: TrainConfig, facts: Mapping, name: AnyPath) -> None:
+    """Refuse to begin where the model of another training is, or from the weights of the run itself, which would be lost.
+
+    The same training gives the same model again, but with frozen weights: it begins by removing them.
+    """
     if config.init is not None and split_init(config.init)[0].resolve() == name.resolve():
         raise UserError(f"init: {config.init} is of the run itself, which this training would replace; choose another --out")
     if is_complete(run_dir / AVERAGED):
-        raise UserError(
-            f"{name} has a trained model without its checkpoints, and this training would replace it; choose another --out, or "
-            f"remove {name / AVERAGED}"
-        )
+        meta, before = read_meta(run_dir / AVERAGED), load_settings(TrainConfig, run_dir / "config.yaml")
+        own, asked = (one.model_dump(mode="json", exclude=excluded(TrainConfig, Effect.NONE)) for one in (before, config))
+        changed = list_changes(meta, identity(config, facts)) or differences(own, asked)
+        if changed or frozen_sha256(meta):
+            what = f"of other settings ({'; '.join(changed)})" if changed else "with frozen weights"
+            raise UserError(
+                f"{name} has a trained model {what}, without its checkpoints, and this training would replace it; choose another "
+                f"--out, or remove {name / AVERAGED}"
+            )
 
 
 def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: AnyPath) -> None:
@@ -209,7 +225,7 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
     The folder of the encoder may move: its weights are in the checkpoints.
     """
     if not checkpoint_folders(run_dir):
-        _refuse_replacement(run_dir, config, name)
+        _refuse_replacement(run_dir, config, facts, name)
         return  # no checkpoint yet, so the user may correct a refused setting
     recorded: Mapping = read_facts(run_dir)
     own = identity(config, facts) | {name: recorded[name] for name in (INITIAL,) if name in recorded}
