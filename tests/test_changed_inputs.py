@@ -142,7 +142,7 @@ def test_another_version_of_the_parser_leaves_finished_trees_alone(tmp_path):
     index.write_text(json.dumps(there := json.loads(index.read_text()) | {"parser": {"name": "words", "library": "stanza 1.0"}}))
     before = files(tmp_path / "data")
     (tmp_path / "data" / "encoded" / "lengths.arrow").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="parsed was made by another parser .*library: 'stanza 1.0' -> None.*; install that one"):
+    with pytest.raises(UserError, match="parsed was made by another parser .*library: 'stanza 1.0' -> None.*; restore that one"):
         job(tmp_path, "data")
     assert json.loads(index.read_text()) == there
     (tmp_path / "data" / "encoded" / "lengths.arrow").write_bytes(before["encoded/lengths.arrow"])

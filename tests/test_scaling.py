@@ -49,6 +49,7 @@ from treenet.report.report_inputs import read_report_inputs
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.translation_metrics import compute_scores
+from treeproc.common.errors import CommandEnded
 from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.shards.store import pieces_fingerprint, read_index
@@ -386,14 +387,15 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     (facts,) = json.loads(first)["cells"]
     assert facts["weights_sha256"] == file_sha256(cell.folder / "averaged" / "model.safetensors") and facts["software"]
     average_checkpoints(cell.folder, "last", 1)
-    command = f"tree-attention evaluate --out {cell.folder} split=test"
-    with pytest.raises(
-        UserError, match=rf"scores of test are stale: the run has changed since then \(weights .* to renew it: {command}$"
-    ):
+    command = f"tree-attention average-checkpoints --out {cell.folder} last=2"
+    with pytest.raises(UserError, match=rf"has the average of last=1, not of last=2; make it again with {command}, or remove"):
         show_study(whole)
+    average_checkpoints(cell.folder, "last", 2)
+    assert "transformer" in show_study(whole)
+    average_checkpoints(cell.folder, "last", 1)
     grid = config.grid.model_copy(update={"split": "valid"})
     other = make_study(FORM, config.model_copy(update={"grid": grid}), tmp_path, None)
-    with pytest.raises(UserError, match=r"no scores of valid; run for cell in .*/cells/\*; do .*; done$") as error:
+    with pytest.raises(UserError, match="has the average of last=1"):
         show_study(other)
     (report_study,) = read_report_inputs([str(tmp_path)], "test")[1]
     assert report_study.stale == (cell.name,)
@@ -412,6 +414,8 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     capsys.readouterr()
     assert study() == first and "(decoding is another)" in capsys.readouterr().err
 
+    with pytest.raises(UserError, match=r"no scores of valid; run for cell in .*/cells/\*; do .*; done$") as error:
+        show_study(other)
     command = str(error.value).partition("; run ")[2]  # scores all cells on another split
     command = command.replace("tree-attention evaluate", "echo")
     for line in subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout.splitlines():
@@ -419,9 +423,26 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
         assert done.returncode == 0, done.stderr
     assert "transformer" in show_study(other)
 
-    run_training(cell.config.model_copy(update={"max_steps": 8}), cell.folder)
+    decoding = cell.config.decoding.model_copy(update={"beam_size": 1})
+    run_training(cell.config.model_copy(update={"decoding": decoding}), cell.folder)
     score(cell.folder)
-    with pytest.raises(UserError, match="was trained for 8 updates, but the study asks for 4; restore it, or remove the folder"):
+    with pytest.raises(UserError, match="translations of test have another decoding.beam_size than its settings; restore it, or"):
+        study()
+    run_training(cell.config, cell.folder)
+    average_checkpoints(cell.folder, "last", 1)
+    shutil.move(cell.folder / "checkpoints", tmp_path / "away")
+    with pytest.raises(CommandEnded):
+        study()
+    assert "failed: " in capsys.readouterr().err
+    assert "has the average of last=1, not of last=2; make it again with" in Ledger.read(tmp_path).entries[cell.name].error
+    shutil.move(tmp_path / "away", cell.folder / "checkpoints")
+    assert study() == first
+    run_training(cell.config.model_copy(update={"max_steps": 8}), cell.folder)
+    with pytest.raises(CommandEnded):
+        study()
+    assert "has 8 updates, but the study asks for 4; restore it, or remove the folder" in capsys.readouterr().err
+    score(cell.folder)
+    with pytest.raises(CommandEnded):
         study()
 
 

@@ -109,7 +109,11 @@ def test_a_trained_model_without_its_checkpoints_is_not_replaced(data, tmp_path)
     config = make_config(data, *SETTINGS, "max_steps=4")
     done = run_training(config, tmp_path / "run")
     assert run_training(config, done.run_dir).finished
+    fewer = make_config(data, *SETTINGS, "max_steps=2")
+    assert run_training(fewer, done.run_dir).finished  # config.yaml then has the smaller number
     shutil.rmtree(done.run_dir / "checkpoints")
+    with pytest.raises(UserError, match=r"of other settings \(max_steps: 4 -> 2\)"):
+        run_training(fewer, done.run_dir)
     before = (done.averaged / "model.safetensors").read_bytes()
     for other, changed in (
         ("seed=9", "seed: 1 -> 9"),

@@ -290,6 +290,8 @@ def test_an_ensemble_of_runs_needs_the_same_trees_only_where_they_are_read(tmp_p
         load_ensemble([run, tree], ["averaged"])
     with pytest.raises(UserError, match="would count .*/run, checkpoint averaged, twice; give each one once"):
         load_ensemble([run, plain, run.parent / "." / run.name], ["averaged"])
+    with pytest.raises(UserError, match="would count .*/averaged, twice"):
+        load_ensemble([run], ["averaged", str(run / "averaged")])
     assert load_ensemble([run], ["averaged"]).checkpoint == load_run(run).checkpoint == "averaged"
 
 

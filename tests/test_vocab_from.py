@@ -287,11 +287,12 @@ def test_classes_are_those_of_the_other_data_set(tmp_path, caplog):
     preprocess(PreprocessConfig.model_validate(settings), data)
     more = {"splits": {"more": {"source": [tmp_path / "more.txt"]}}, "vocab_from": str(data), "workers": 0}
     assert preprocess(PreprocessConfig.model_validate(more), tmp_path / "more")["num_classes"] == 2
+    assert "labels" not in caplog.text
     assert [row["label"] for row in SplitShards(tmp_path / "more" / "encoded", "more")[0].rows()] == [1, 0]
     caplog.clear()
     preprocess(PreprocessConfig.model_validate(more | {"labels": {3: 0}}), tmp_path / "less")  # a mapping counts whole
     assert [row["label"] for row in SplitShards(tmp_path / "less" / "encoded", "more")[0].rows()] == [0]
-    assert "labels gives the classes 0, but the models of" in caplog.text and "have 2, from 0" in caplog.text
+    assert "labels is {'3': 0}, but {'0': 0, '3': 1} in" in caplog.text and "the numbers of classes" in caplog.text
     with pytest.raises(UserError, match="has 2 classes, but these examples have 4; set labels"):
         preprocess(PreprocessConfig.model_validate(more | {"labels": {0: 0, 3: 3}}), tmp_path / "wrong")
     preprocess(PreprocessConfig.model_validate(settings | {"labels": {0: 0, 3: 3}}), tmp_path / "four")

@@ -104,7 +104,10 @@ def _bar_line(name: str, count: int, most: int, total: int) -> str:
 
 def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitStatistics]]:
     """Return the report as text, and the figures behind it. Raises UserError if the encoded stage is not finished."""
-    folders = _checked_folders(data)
+    folders = stage_folders(data)
+    for stage in ("text", "parsed"):
+        if (folders[stage] / "index.json").exists():  # training needs none
+            check_stage(data, stage)
     index = read_index(folders["encoded"])
     check_vocabulary_files(folders["encoded"], index)
     side = side_of(index)
@@ -146,15 +149,6 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
     return "\n".join(lines), found
 
 
-def _checked_folders(data: AnyPath) -> dict[str, AnyPath]:
-    """Return the folders of the stages. Raises UserError if text or trees were made again since the encoded stage."""
-    folders = stage_folders(data)
-    for stage in ("text", "parsed"):
-        if (folders[stage] / "index.json").exists():  # training needs none
-            check_stage(data, stage)
-    return folders
-
-
 def _score_column(parsed: AnyPath, side: str) -> str | None:
     """Return the column of the scores of parses; None if the parsed stage has none or is not there."""
     name = "parse_score" if side == "source" else "target_parse_score"
@@ -187,7 +181,7 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
     if place == len(ids) or ids[[place]][0] != line - 1:
         if split not in (there := index["totals"]):
             raise UserError(f"{data} has no split {split!r}; there are: {', '.join(there)}")
-        folders = _checked_folders(data)
+        folders = stage_folders(data)
         if why := why_dropped(folders["text"], folders["encoded"], split, line):
             raise UserError(f"{split} has no line {line}: the job dropped it, {why}; choose another --line")
         known = f"{ids[[0]][0] + 1} to {ids[[len(ids) - 1]][0] + 1}, except dropped ones" if len(ids) else "none"
@@ -210,8 +204,9 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
         others = Subwords(own) if own.exists() else subwords
         lines.append(f"{other}: {' '.join(others.names(row['tgt_pieces']))}")
     lines += arcs
-    parsed = _checked_folders(data)["parsed"]
+    parsed = stage_folders(data)["parsed"]
     if column := _score_column(parsed, side):
+        check_stage(data, "parsed")
         parse = SplitShards(parsed, split)
         found = parse[parse.by_index()[shard]].find(line - 1, number)
         lines.append(f"{column}: {'none' if found is None or found[column] == UNSCORED else found[column]}")

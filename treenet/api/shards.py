@@ -194,14 +194,15 @@ class Shards:
     def to_duckdb(self, connection: "duckdb.DuckDBPyConnection | None" = None) -> "duckdb.DuckDBPyConnection":
         """Return a DuckDB connection, given or new, with the views `leaves`, `nodes` and `spans` of an encoded stage.
 
-        Raises UserError if DuckDB is not installed, for another stage, and if the connection has tables of these names.
+        Raises UserError if DuckDB is not installed, for another stage, and if the connection has tables or views of these names.
         """
         require("duckdb", "to_duckdb()")
         import duckdb
 
         self._check_views("to_duckdb()")
         connection = connection or duckdb.connect()
-        there = {name for (name,) in connection.execute("select table_name from information_schema.tables").fetchall()}
+        names = "select lower(table_name) from information_schema.tables where table_catalog in (current_database(), 'temp')"
+        there = {name for (name,) in connection.execute(names).fetchall()}
         if taken := [name for name in VIEWS if name in there]:
             raise UserError(f"to_duckdb(): the connection already has {', '.join(taken)}; give another connection, or none")
         for name, table in tables(self.folder, self.split).items():

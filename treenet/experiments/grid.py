@@ -22,6 +22,7 @@ import torch
 
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, Cell, CellResult, Entry, Ledger
+from treenet.experiments.records import refuse_other_budget
 from treenet.jobs.train_job import on_sigterm
 from treenet.jobs.train_run import RunSummary
 from treenet.runs.checkpoint import AVERAGED, checkpoint_folders
@@ -82,6 +83,7 @@ def run_cell(cell: Cell, work: CellWork, unexpected: str = FAILED) -> CellResult
         is_trained = not checkpoint_folders(cell.folder) and recorded_sha256(cell.folder / AVERAGED) is not None
         if not is_trained and not work.train(cell.config, cell.folder).finished:
             return result(INTERRUPTED)
+        refuse_other_budget(cell.folder, cell.config)
         return result(DONE, scores=work.score(cell.folder))
     except UserError as error:
         return result(FAILED, str(error))

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Required
 
 import numpy as np
@@ -18,7 +19,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels, entry_of
-from treenet.runs.checkpoint import AVERAGED, FIRST_UPDATE, META
+from treenet.runs.checkpoint import AVERAGED, FIRST_UPDATE, META, describe_choices, read_meta
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_entries import ScoredEntry
 from treenet.runs.run_folder import FACTS, RunFacts, read_facts
@@ -90,11 +91,8 @@ class Recording:
         """Make the record of a cell that is done. Raises UserError if its folder is incomplete, or that of another cell."""
         facts = read_facts(run_dir, HINT, ("parameters",))
         _refuse_other_run(run_dir, facts, entry)
-        training, (scores, sentences) = _read_training(run_dir), self.read(run_dir)
-        if training["updates"] > (planned := entry.settings["max_steps"]):
-            raise UserError(
-                f"{run_dir} was trained for {training['updates']:,} updates, but the study asks for {planned:,}; {HINT}"
-            )
+        scores, sentences = self.read(run_dir)
+        _refuse_other_decoding(run_dir, scores, entry)
         record = Record(
             version=VERSION,
             cell=run_dir.name,
@@ -103,7 +101,7 @@ class Recording:
             data_fingerprint=entry.data_fingerprint,
             encoder=entry.encoder,
             facts=facts,
-            training=training,
+            training=_read_training(run_dir),
             scores=scores,
             sentences=sentences,
             curve=read_curve(run_dir),
@@ -179,14 +177,39 @@ def _refuse_other_run(run_dir: AnyPath, facts: Mapping, entry: Entry) -> None:
     """Raise UserError if a folder has not the run of this cell, or weights or the log of another run."""
     from treenet.runs.identity import check_metrics, check_weights, identity, list_changes  # here, because it loads PyTorch
 
-    own = identity(load_settings(TrainConfig, run_dir / "config.yaml"), facts)
-    settings = build_settings(TrainConfig, entry.settings, str(run_dir)).lasting()
-    asked = {"settings": settings, "data_fingerprint": entry.data_fingerprint}
+    own, config = (
+        identity(load_settings(TrainConfig, run_dir / "config.yaml"), facts),
+        build_settings(TrainConfig, entry.settings, ""),
+    )
+    asked = {"settings": config.lasting(), "data_fingerprint": entry.data_fingerprint}
     if changed := [line for line in list_changes(asked, own) if not _is_chosen(line)]:
         raise UserError(f"{run_dir} has the run of another cell ({'; '.join(changed)}); {HINT}")
     if isinstance(run_dir, Path):
         check_weights(run_dir, run_dir / AVERAGED)
     check_metrics(run_dir, HINT)
+    refuse_other_budget(run_dir, config)
+
+
+def refuse_other_budget(run_dir: AnyPath, config: TrainConfig) -> None:
+    """Raise UserError if a run has more updates, or another average, than the settings of its cell ask for."""
+    lines = read_metrics(run_dir)
+    if lines and lines[-1]["step"] > config.max_steps:
+        raise UserError(f"{run_dir} has {lines[-1]['step']:,} updates, but the study asks for {config.max_steps:,}; {HINT}")
+    own, asked = describe_choices(config, read_meta(run_dir / AVERAGED))
+    if own != asked:
+        raise UserError(
+            f"{run_dir} has the average of {own}, not of {asked}; make it again with tree-attention average-checkpoints --out "
+            f"{quote(str(run_dir))} {asked}, or remove the folder and run the same command again"
+        )
+
+
+def _refuse_other_decoding(run_dir: AnyPath, scores: Mapping[str, Mapping], entry: Entry) -> None:
+    """Raise UserError if translations of a run were decoded in another way than the settings of its cell say."""
+    asked = entry.settings.get("decoding", {})
+    for split, result in scores.items():
+        own = {name: value for name, value in result.get("decoding", {}).items() if name != "max_tokens"}
+        if changed := [name for name, value in own.items() if asked.get(name, value) != value]:
+            raise UserError(f"{run_dir}: translations of {split} have another decoding.{changed[0]} than its settings; {HINT}")
 
 
 def _is_chosen(change: str) -> bool:

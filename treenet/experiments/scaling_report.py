@@ -102,18 +102,19 @@ def score_cell(settings: EvaluateSettings, more: References, metric: str, folder
 
 def describe_stale_cell(grid: GridConfig, more: str | None, folder: AnyPath) -> str:
     """Describe why scores of a cell do not fit its model, or the grid as in `describe_other_scoring`; empty if they fit."""
-    return describe_stale((grid.split,), folder) or describe_other_scoring(grid, more, read_scores(folder))
+    results = read_scores(folder)
+    if results.get(grid.split, {}).get("asked", {}).get("decoding"):
+        return "decoding is another"
+    return describe_stale((grid.split,), folder) or describe_other_scoring(grid, more, results)
 
 
 def describe_other_scoring(grid: GridConfig, more: str | None, results: Mapping[str, Mapping[str, Any]]) -> str:
     """Describe why the scores of a cell are not of the further references with this fingerprint, or not of the compared metric.
 
-    So too if the cell was decoded in another way than its settings say. Empty if they are, or are missing.
+    Empty if they are, or are missing.
     """
     if (scores := results.get(grid.split)) is None:
         return ""
-    if scores.get("asked", {}).get("decoding"):
-        return "decoding is another"
     if scores.get("more_references_fingerprint") != more:
         return "the files of grid.more_references are others"
     if METRICS[grid.metric].reads == "tokens" and scores.get("asked", {}).get("target_language") != grid.target_language:

@@ -17,7 +17,7 @@ from treenet.evaluation.significance import FEWEST_SEEDS
 from treenet.experiments.comparable import check_one_study, describe_unlike
 from treenet.experiments.grid import CellWork, run_cells_here, run_cells_in_processes
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
-from treenet.experiments.records import Record, Recording
+from treenet.experiments.records import Record, Recording, refuse_other_budget
 from treenet.experiments.results import Results
 from treenet.experiments.study_grid import StudyConfig, study_cells
 from treenet.jobs.dry_run import disk_of_run, show_size
@@ -26,11 +26,11 @@ from treenet.jobs.train_run import STOPPED_BY_SIGTERM
 from treenet.loggers.feed import check_loggers
 from treenet.models.paired_weights import matrix_draws
 from treenet.models.registry import only_shapes
-from treenet.runs.checkpoint import AVERAGED, read_meta
+from treenet.runs.checkpoint import AVERAGED, checkpoint_folders, describe_choices, read_meta
 from treenet.runs.metrics_log import write_png
 from treenet.runs.result_entries import FORMS, RESULTS_HINT, SCORES
 from treenet.runs.result_provenance import NOT_RECORDED
-from treenet.runs.run_results import describe_choices, stale_scores
+from treenet.runs.run_results import stale_scores
 from treenet.tasks.base import build_task
 from treenet.tasks.learning import say_overfitted, say_unlearned, why_overfitted, why_unlearned
 from treenet.training.batch_stream import plan_batches
@@ -315,9 +315,9 @@ def _own_cells(study: Study, recorded: Container[str]) -> list[Cell]:
 
 
 def _other_average(cell: Cell) -> str:
-    """Describe that a trained cell has an average of another choice than its settings; empty if it is the same."""
+    """Describe that a cell has another average than its settings ask for, which its checkpoints can give; else empty."""
     own, asked = describe_choices(cell.config, read_meta(cell.folder / AVERAGED))
-    return "" if own == asked else f"its average is of {own}, not of {asked}"
+    return f"its average is of {own}, not of {asked}" if own != asked and checkpoint_folders(cell.folder) else ""
 
 
 def show_study(study: Study) -> str:
@@ -369,11 +369,15 @@ def run_study(study: Study) -> None:
         atomic_write(out / "config.yaml", dump_settings(study.config).encode())
         for cell in cells:
             entry = ledger.entries[cell.name]
-            if entry.status == DONE and (changed := study.work.stale(cell.folder) or _other_average(cell)):
+            if entry.status != DONE:
+                continue
+            if changed := study.work.stale(cell.folder) or _other_average(cell):
                 message = f"{cell.name}: its scores are not those of this study ({changed}); it averages and scores the run again"
                 warn(f"warning: {message}")
                 ledger.reopen(cell)
-            elif entry.status == DONE and cell.name not in recorded:
+                continue
+            refuse_other_budget(cell.folder, cell.config)
+            if cell.name not in recorded:
                 recording.write(cell.folder, entry)
         run_cells(cells, replace(study.work, record=recording.write), ledger, study.config.grid.parallel)
         with file_lock(lock_place(out / _REPORT_LOCK)):

@@ -15,13 +15,22 @@ from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, describ
 from treenet.layers.backend import best_precision_here
 from treenet.loggers.feed import check_loggers, logged_training
 from treenet.runs.averaging import average_checkpoints, describe_gaps
-from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, checkpoint_folders, frozen_sha256, is_complete, read_meta
+from treenet.runs.checkpoint import (
+    AVERAGED,
+    INITIAL,
+    META,
+    WEIGHTS,
+    checkpoint_folders,
+    describe_choices,
+    frozen_sha256,
+    is_complete,
+    read_meta,
+)
 from treenet.runs.identity import check_metrics, check_weights, identity, list_changes
 from treenet.runs.initial_weights import describe_start, keep_recorded_init, split_init, start_from_init
 from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_metrics
 from treenet.runs.mirror import open_run
 from treenet.runs.run_folder import RunFacts, read_facts
-from treenet.runs.run_results import describe_choices
 from treenet.tasks.base import build_task, describe_windows
 from treenet.training.ranks import expand_segments
 from treeproc.common.errors import CommandEnded, how_to_install, is_installed
@@ -34,8 +43,9 @@ from treeproc.common.settings import (
     UserError,
     differences,
     dump_settings,
-    excluded,
+    keys_with,
     load_settings,
+    nested,
     refuse_relative_in_job,
 )
 from treeproc.common.storage import AnyPath
@@ -209,7 +219,9 @@ def _refuse_replacement(run_dir: Path, config: TrainConfig, facts: Mapping, name
         raise UserError(f"init: {config.init} is of the run itself, which this training would replace; choose another --out")
     if is_complete(run_dir / AVERAGED):
         meta, before = read_meta(run_dir / AVERAGED), load_settings(TrainConfig, run_dir / "config.yaml")
-        own, asked = (one.model_dump(mode="json", exclude=excluded(TrainConfig, Effect.NONE)) for one in (before, config))
+        progress = nested(dict.fromkeys(keys_with(TrainConfig, Effect.PROGRESS), True))
+        own, asked = (one.model_dump(mode="json", include=progress) for one in (before, config))
+        own["max_steps"] = max(own["max_steps"], meta["step"])
         changed = list_changes(meta, identity(config, facts)) or differences(own, asked)
         if changed or frozen_sha256(meta):
             what = f"of other settings ({'; '.join(changed)})" if changed else "with frozen weights"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, overload
 
 from safetensors import SafetensorError
 
+from treenet.config import TrainConfig
 from treeproc.common.files import file_sha256, json_bytes, locked_entry, remove_leftovers, sync_folder, temporary_beside
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
@@ -270,6 +271,14 @@ def read_meta(folder: AnyPath) -> dict:
     """Read meta.json of a checkpoint or an average; empty if it is missing or damaged."""
     meta = read_object(folder / META)
     return meta if meta.get("sha256") == _meta_sha256(meta) else {}
+
+
+def describe_choices(config: TrainConfig, meta: Mapping) -> tuple[str, str]:
+    """Return the choice of the average with this meta.json, and that of the settings: `last=5` or `ema=true`."""
+    now = config.average, config.average_checkpoints
+    then = meta.get("averaged_choice", now[0]), meta.get("averaged_asked", now[1])
+    before, after = ("ema=true" if choice == "ema" else f"{choice}={count}" for choice, count in (then, now))
+    return before, after
 
 
 def read_object(path: AnyPath) -> dict:

@@ -75,7 +75,7 @@ def list_changes(own: Mapping, other: Mapping) -> list[str]:
     A setting that is absent has its default. Another fact that is absent is unknown, and so the same. The folder of a pretrained
     encoder may move; its config.json and its commit on the hub may not change.
     """
-    lines, encoders = [], [encoder for one in (own, other) if (encoder := encoder_of(one))]
+    lines, encoders = [], [encoder for one in (own, other) if (encoder := _encoder_of(one))]
     ours, theirs = own.get("settings"), other.get("settings")
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         defaults = default_values(TrainConfig)  # a record leaves later settings out at theirs
@@ -95,7 +95,7 @@ def list_changes(own: Mapping, other: Mapping) -> list[str]:
     return lines + [f"{facts[name]}: {str(own[name])[:_DIGITS]} -> {str(other[name])[:_DIGITS]}" for name in changed]
 
 
-def encoder_of(facts: Mapping) -> dict[str, Any]:
+def _encoder_of(facts: Mapping) -> dict[str, Any]:
     """Return config.json of the pretrained encoder of a run, without what only its file says; empty if there is none."""
     config = facts[PRETRAINED].get("config") if isinstance(facts.get(PRETRAINED), Mapping) else None
     return {name: one for name, one in config.items() if name not in OF_THE_FILE} if isinstance(config, Mapping) else {}

@@ -34,7 +34,7 @@ from treenet.runs.checkpoint import (
     stored_weights,
 )
 from treenet.runs.checkpoint_io import open_weights
-from treenet.runs.identity import checkpoint_folder, encoder_of
+from treenet.runs.identity import checkpoint_folder
 from treenet.runs.loading import data_of
 from treenet.runs.mirror import read_run
 from treenet.runs.parameter_matching import (
@@ -50,7 +50,7 @@ from treenet.runs.run_folder import InitFacts, checkpoint_names, checkpoint_path
 from treenet.tasks.base import Task, build_task
 from treeproc.common.files import file_sha256
 from treeproc.common.messages import phase, tell, warn
-from treeproc.common.settings import UserError, differences, load_settings
+from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 
 _SHAPES = (*KINDS, "pairs", PRETRAINED)
@@ -174,15 +174,13 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
 
 
 def _refuse_other_encoder(run: AnyPath, own: Mapping, theirs: Mapping) -> None:
-    """Raise UserError if both models have pretrained encoders that are of two forms, or read two tables of pieces."""
-    there, here = encoder_of(theirs), encoder_of(own)
-    if there and here:
-        changed = differences(there, here, "config.json of model.pretrained.folder")
+    """Raise UserError if both models have pretrained encoders, of two architectures or over two tables of pieces."""
+    if PRETRAINED in own and PRETRAINED in theirs:
+        kinds = [facts[PRETRAINED]["config"].get("model_type") for facts in (theirs, own)]
         pieces = {facts["pieces_fingerprint"] for facts in (theirs, own) if "pieces_fingerprint" in facts}
-        if len(pieces) > 1:
-            changed.append("its pieces are others")
-        if changed:
-            raise UserError(f"init: {run} has another pretrained encoder ({changed[0]}); leave init or model.pretrained out")
+        if kinds[0] != kinds[1] or len(pieces) > 1:
+            why = f"{kinds[0]} instead of {kinds[1]}" if kinds[0] != kinds[1] else "its pieces are others"
+            raise UserError(f"init: {run} has another pretrained encoder ({why}); leave init out")
 
 
 def _pretrained_weights(config: TrainConfig, sizes: Mapping) -> dict[str, Tensor]:

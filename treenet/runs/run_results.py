@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treenet.config import TrainConfig
 from treenet.runs.result_entries import PROBES, SCORES, add_entry, read_entries, read_scores
 from treenet.runs.result_provenance import LAST, PARSE, ResultStatus, RunState
 from treenet.tasks.base import task_of
@@ -42,14 +41,6 @@ def nll_path(folder: AnyPath, name: str) -> AnyPath:
 def predictions_path(folder: AnyPath, name: str, kind: str = PREDICTIONS) -> AnyPath:
     """Return the path of predictions of each example. Raises UserError for a recorded name that leaves the folder."""
     return inside(folder, f"{kind}.{name}.tsv")
-
-
-def describe_choices(config: TrainConfig, meta: Mapping) -> tuple[str, str]:
-    """Return the choice of the average with this meta.json, and that of the settings: `last=5` or `ema=true`."""
-    now = config.average, config.average_checkpoints
-    then = meta.get("averaged_choice", now[0]), meta.get("averaged_asked", now[1])
-    before, after = ("ema=true" if choice == "ema" else f"{choice}={count}" for choice, count in (then, now))
-    return before, after
 
 
 def stale_scores(folder: AnyPath) -> dict[str, ResultStatus]:

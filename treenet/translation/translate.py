@@ -6,7 +6,6 @@ Shapes: B batch, R live hypotheses, T target positions, V vocabulary.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
@@ -24,6 +23,7 @@ from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.layers.backend import scoring
 from treenet.layers.core import Modules
 from treenet.runs.loading import LoadedRun, load_run
+from treenet.runs.run_folder import checkpoint_path
 from treenet.translation.caches import Decodable, SearchState, StaticSearchState, choose_steps, has_static_cache
 from treenet.translation.hypotheses import Hypothesis, check_num_best, length_penalties
 from treenet.translation.line_constraints import PieceTexts, batch_constraints
@@ -122,7 +122,8 @@ def load_ensemble(runs: Sequence[Path], checkpoints: Sequence[str], *, device: t
     different ways: a line is parsed once for all models.
     """
     members = list(product(runs, checkpoints))
-    if twice := [name for name, count in Counter((str(run.resolve()), at) for run, at in members).items() if count > 1]:
+    places = [checkpoint_path(run, checkpoint).resolve() for run, checkpoint in members]
+    if twice := [member for number, member in enumerate(members) if places[number] in places[:number]]:
         raise UserError(f"an ensemble would count {twice[0][0]}, checkpoint {twice[0][1]}, twice; give each one once")
     loaded: list[LoadedRun] = [load_run(run, checkpoint=checkpoint, device=device) for run, checkpoint in members]
     first, index = loaded[0], read_index(loaded[0].data / "encoded")

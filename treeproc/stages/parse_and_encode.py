@@ -157,9 +157,8 @@ class ParseAndEncode:
         """Raise UserError if another version or other models made the trees that are there: there may be runs of them."""
         for name, own in (("parser", self.parser), ("target_parser", self.target_parser)):
             if name in index and (changed := differences(index[name], own, name)):
-                raise UserError(
-                    f"{folder} was made by another parser ({'; '.join(changed)}); install that one again, or choose another --out"
-                )
+                remedy = "restore that one and its models, or choose another --out"
+                raise UserError(f"{folder} was made by another parser ({'; '.join(changed)}); {remedy}")
 
     def _parse_fingerprints(self, text: list[ShardRecord]) -> list[str]:
         """Return the fingerprints of parsed shards."""

@@ -275,11 +275,10 @@ def check_vocab_from(
     )
     if "label" in config.form.columns and "num_classes" not in index:
         raise UserError(f"vocab_from: {data} has no classes; give a data set with classes")
-    if labels and {*labels.values()} != {*range(index.get("num_classes", 0))}:
-        logger.warning(
-            "warning: labels gives the classes %s, but the models of %s have %s, from 0; scores compare these numbers",
-            ", ".join(map(str, sorted({*labels.values()}))), data, index.get("num_classes", "none"),
-        )  # fmt: skip
+    of_data = (read_written_settings(stage_folder(data.absolute(), "text").parent) or {}).get("labels")
+    here, there = ({str(old): new for old, new in (one or {}).items()} for one in (labels, of_data))  # YAML has strings
+    if here != there:
+        logger.warning("warning: labels is %s, but %s in %s; scores compare the numbers of classes", here, there, data)
     own = config.labelled.classes
     if own and "num_classes" in index and own != (theirs := class_names(index)):
         raise UserError(
