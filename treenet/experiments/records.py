@@ -177,10 +177,8 @@ def _refuse_other_run(run_dir: AnyPath, facts: Mapping, entry: Entry) -> None:
     """Raise UserError if a folder has not the run of this cell, or weights or the log of another run."""
     from treenet.runs.identity import check_metrics, check_weights, identity, list_changes  # here, because it loads PyTorch
 
-    own, config = (
-        identity(load_settings(TrainConfig, run_dir / "config.yaml"), facts),
-        build_settings(TrainConfig, entry.settings, ""),
-    )
+    own = identity(load_settings(TrainConfig, run_dir / "config.yaml"), facts)
+    config = build_settings(TrainConfig, entry.settings, str(run_dir))
     asked = {"settings": config.lasting(), "data_fingerprint": entry.data_fingerprint}
     if changed := [line for line in list_changes(asked, own) if not _is_chosen(line)]:
         raise UserError(f"{run_dir} has the run of another cell ({'; '.join(changed)}); {HINT}")
