@@ -19,11 +19,11 @@ from treeproc.common.settings import (
     UserError,
     differences,
     dump_settings,
-    excluded,
     is_below,
     keys_with,
     load_settings,
     read_yaml,
+    settings_with,
 )
 from treeproc.common.storage import DataPath, as_path
 
@@ -293,7 +293,7 @@ def test_a_setting_says_itself_what_it_changes():
     assert lasting == ("steps", "section.threads", "other.threads", "search")
     assert is_below("search.width", lasting) and is_below("steps", lasting) and not is_below("section.width", lasting)
     assert not is_below("searching", lasting)
-    kept = MarkedSettings(other=MarkedSection()).model_dump(exclude=excluded(MarkedSettings, Effect.NONE, Effect.PROGRESS))
+    kept = MarkedSettings(other=MarkedSection()).model_dump(exclude=settings_with(MarkedSettings, Effect.NONE, Effect.PROGRESS))
     assert kept == {"section": {"width": 1}, "other": {"width": 1}}
 
 

@@ -105,16 +105,14 @@ def _bar_line(name: str, count: int, most: int, total: int) -> str:
 def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitStatistics]]:
     """Return the report as text, and the figures behind it. Raises UserError if the encoded stage is not finished."""
     folders = stage_folders(data)
-    for stage in ("text", "parsed"):
-        if (folders[stage] / "index.json").exists():  # training needs none
-            check_stage(data, stage)
+    there = [stage for stage in ("text", "parsed") if (folders[stage] / "index.json").exists()]  # training needs none
+    for stage in there:
+        check_stage(data, stage)
     index = read_index(folders["encoded"])
     check_vocabulary_files(folders["encoded"], index)
     side = side_of(index)
     labels = LabelVocab.load(folders["encoded"] / "vocab" / "labels.txt").names
-    # Training needs no text stage: it may be elsewhere.
-    has_text = (folders["text"] / "index.json").exists()
-    notices = read_index(folders["text"]).get("notices", {}) if has_text else {}
+    notices = read_index(folders["text"]).get("notices", {}) if "text" in there else {}
     lines = [
         f"{data}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {describe_trees(index)}, "
         f"parser: {describe_in_words(index['parser']) if 'parser' in index else 'unknown'}",

@@ -45,10 +45,10 @@ from treeproc.common.settings import (
     build_settings,
     differences,
     dump_settings,
-    excluded,
     is_below,
     load_settings,
     refuse_relative_in_job,
+    settings_with,
 )
 from treeproc.common.storage import AnyPath
 from treeproc.online.input_files import read_raw_lines
@@ -269,7 +269,10 @@ class BackTranslation:
         config, translations = self.config, self.out / "text.translated"
         folders = list(map(_folder_of, runs))
         weights = [checkpoint_path(folder, name) / META for folder in folders for name in config.translate.checkpoints]
-        inputs = [file_sha256(text), config.translate.model_dump(mode="json", exclude=excluded(TranslateSettings, Effect.NONE))]
+        inputs = [
+            file_sha256(text),
+            config.translate.model_dump(mode="json", exclude=settings_with(TranslateSettings, Effect.NONE)),
+        ]
         inputs += [path.read_text(encoding="utf-8") for path in weights if path.exists()]
         if not self.made.has("translations", [translations], *inputs):
             settings = config.translate.model_copy(update={"output": translations})
@@ -316,7 +319,9 @@ def claim(config: BackTranslateConfig, out: Path) -> None:
     path = out / "config.yaml"
     if path.exists() and (out / MADE).exists():
         before = load_settings(BackTranslateConfig, path)
-        old, new = (one.model_dump(mode="json", exclude=excluded(BackTranslateConfig, Effect.NONE)) for one in (before, config))
+        old, new = (
+            one.model_dump(mode="json", exclude=settings_with(BackTranslateConfig, Effect.NONE)) for one in (before, config)
+        )
         begun = (out / "backward" / AVERAGED).is_dir() or any((out / "backward" / "checkpoints").glob("step_*"))
         changed = [
             line

@@ -26,7 +26,7 @@ from treenet.experiments.records import refuse_other_budget
 from treenet.jobs.train_job import on_sigterm
 from treenet.jobs.train_run import RunSummary
 from treenet.runs.checkpoint import AVERAGED, checkpoint_folders
-from treenet.runs.metrics_log import read_metrics
+from treenet.runs.metrics_log import logged_step
 from treenet.runs.run_folder import recorded_sha256
 from treeproc.common.command_line import describe_refusal
 from treeproc.common.files import atomic_write
@@ -143,7 +143,7 @@ class Follow:
     """Shows the progress of all cells in updates, from the files of their runs."""
 
     def __init__(self, cells: Sequence[Cell]):
-        self._steps, self._has_begun = {cell.name: _logged_step(cell) for cell in cells}, False
+        self._steps, self._has_begun = {cell.name: logged_step(cell.folder) for cell in cells}, False
         total = sum(cell.config.max_steps for cell in cells)
         self._progress = Progress("cells", total, unit="steps", initial=sum(self._steps.values()))
 
@@ -156,7 +156,7 @@ class Follow:
         self._progress.__exit__(*exception)
 
     def show(self, running: Iterable[Cell], counts: str, waits_for: str = "") -> None:
-        self._steps |= {cell.name: _logged_step(cell) for cell in running}
+        self._steps |= {cell.name: logged_step(cell.folder) for cell in running}
         advance = sum(self._steps.values()) - self._progress.count
         self._progress.update(advance, postfix=counts)
         if advance and not self._has_begun:
@@ -165,11 +165,6 @@ class Follow:
         phase = waits_for or ("" if self._has_begun else _STARTING)
         if phase != self._progress.phase:
             self._progress.show_phase(phase)
-
-
-def _logged_step(cell: Cell) -> int:
-    lines = read_metrics(cell.folder)
-    return lines[-1]["step"] if lines else 0
 
 
 LOG = "log.txt"

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels, entry_of
 from treenet.runs.checkpoint import AVERAGED, FIRST_UPDATE, META, describe_choices, read_meta
-from treenet.runs.metrics_log import read_metrics
+from treenet.runs.metrics_log import logged_step, read_metrics
 from treenet.runs.result_entries import ScoredEntry
 from treenet.runs.run_folder import FACTS, RunFacts, read_facts
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, json_bytes, read_json
@@ -190,9 +190,8 @@ def _refuse_other_run(run_dir: AnyPath, facts: Mapping, entry: Entry) -> None:
 
 def refuse_other_budget(run_dir: AnyPath, config: TrainConfig) -> None:
     """Raise UserError if a run has more updates, or another average, than the settings of its cell ask for."""
-    lines = read_metrics(run_dir)
-    if lines and lines[-1]["step"] > config.max_steps:
-        raise UserError(f"{run_dir} has {lines[-1]['step']:,} updates, but the study asks for {config.max_steps:,}; {HINT}")
+    if (updates := logged_step(run_dir)) > config.max_steps:
+        raise UserError(f"{run_dir} has {updates:,} updates, but the study asks for {config.max_steps:,}; {HINT}")
     own, asked = describe_choices(config, read_meta(run_dir / AVERAGED))
     if own != asked:
         raise UserError(

@@ -43,10 +43,9 @@ from treeproc.common.settings import (
     UserError,
     differences,
     dump_settings,
-    keys_with,
     load_settings,
-    nested,
     refuse_relative_in_job,
+    settings_with,
 )
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
@@ -219,7 +218,7 @@ def _refuse_replacement(run_dir: Path, config: TrainConfig, facts: Mapping, name
         raise UserError(f"init: {config.init} is of the run itself, which this training would replace; choose another --out")
     if is_complete(run_dir / AVERAGED):
         meta, before = read_meta(run_dir / AVERAGED), load_settings(TrainConfig, run_dir / "config.yaml")
-        progress = nested(dict.fromkeys(keys_with(TrainConfig, Effect.PROGRESS), True))
+        progress = settings_with(TrainConfig, Effect.PROGRESS)
         own, asked = (one.model_dump(mode="json", include=progress) for one in (before, config))
         own["max_steps"] = max(own["max_steps"], meta["step"])
         changed = list_changes(meta, identity(config, facts)) or differences(own, asked)

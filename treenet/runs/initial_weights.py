@@ -176,10 +176,10 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
 def _refuse_other_encoder(run: AnyPath, own: Mapping, theirs: Mapping) -> None:
     """Raise UserError if both models have pretrained encoders, of two architectures or over two tables of pieces."""
     if PRETRAINED in own and PRETRAINED in theirs:
-        kinds = [facts[PRETRAINED]["config"].get("model_type") for facts in (theirs, own)]
+        there, here = (facts[PRETRAINED]["config"].get("model_type") for facts in (theirs, own))
         pieces = {facts["pieces_fingerprint"] for facts in (theirs, own) if "pieces_fingerprint" in facts}
-        if kinds[0] != kinds[1] or len(pieces) > 1:
-            why = f"{kinds[0]} instead of {kinds[1]}" if kinds[0] != kinds[1] else "its pieces are others"
+        why = f"{there} instead of {here}" if there != here else "its pieces are others" if len(pieces) > 1 else ""
+        if why:
             raise UserError(f"init: {run} has another pretrained encoder ({why}); leave init out")
 
 

@@ -42,6 +42,12 @@ def read_metrics(run_dir: AnyPath) -> list[dict]:
     return lines
 
 
+def logged_step(run_dir: AnyPath) -> int:
+    """Return the update of the last line of RUN/metrics.jsonl; 0 without one."""
+    lines = read_metrics(run_dir)
+    return lines[-1]["step"] if lines else 0
+
+
 def _is_metrics(values: object) -> bool:
     """Return whether `MetricLog` could have written this line: an event at a step, and numbers."""
     if not isinstance(values, dict) or not isinstance(values.get("event"), str) or type(values.get("step")) is not int:

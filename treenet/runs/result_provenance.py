@@ -18,7 +18,7 @@ from treenet.runs.run_folder import checkpoint_path, recorded_sha256
 from treenet.tasks.base import TASKS, task_of
 from treeproc.common.files import read_json, read_text
 from treeproc.common.provenance import describe_software, software
-from treeproc.common.settings import Effect, Settings, UserError, excluded, read_yaml
+from treeproc.common.settings import Effect, Settings, UserError, read_yaml, settings_with
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.shards.store import read_index
 
@@ -36,7 +36,7 @@ def fingerprints(index: Mapping) -> dict[str, str]:
 
 def asked_for(settings: Settings) -> dict:
     """Return the settings that the user set and that the result depends on."""
-    return settings.model_dump(mode="json", exclude_unset=True, exclude=excluded(type(settings), Effect.NONE))
+    return settings.model_dump(mode="json", exclude_unset=True, exclude=settings_with(type(settings), Effect.NONE))
 
 
 def origin(run: LoadedModel, settings: Settings) -> dict:

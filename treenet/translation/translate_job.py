@@ -24,7 +24,7 @@ from treeproc.common.errors import require
 from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
 from treeproc.common.messages import Progress, tell, warn
 from treeproc.common.named_output import is_stream, named_output
-from treeproc.common.settings import Effect, UserError, excluded, load_settings
+from treeproc.common.settings import Effect, UserError, load_settings, settings_with
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
 
@@ -37,7 +37,7 @@ class PartStore:
 
     def __init__(self, output: AnyPath, settings: LineSettings, runs: Sequence[AnyPath]):
         self._folder = output.parent / f"{output.name}.parts"
-        self._made_of = [settings.model_dump_json(exclude=excluded(type(settings), Effect.NONE))]
+        self._made_of = [settings.model_dump_json(exclude=settings_with(type(settings), Effect.NONE))]
         # A default that is set overrides the value of the run, but a default that is not set does not.
         self._made_of.append(json_bytes(asked_for(settings).get("decoding", {})).decode())
         for run in local_runs(settings, runs):

@@ -59,8 +59,8 @@ def is_below(key: str, keys: tuple[str, ...]) -> bool:
     return f"{key}.".startswith(tuple(f"{one}." for one in keys))
 
 
-def excluded(cls: type[BaseModel], *effects: Effect) -> dict[str, Any]:
-    """Return the settings with one of the effects, in the form of pydantic's `exclude`."""
+def settings_with(cls: type[BaseModel], *effects: Effect) -> dict[str, Any]:
+    """Return the settings with one of the effects, in the form of pydantic's `include` and `exclude`."""
     return nested(dict.fromkeys(keys_with(cls, *effects), True))
 
 

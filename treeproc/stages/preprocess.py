@@ -13,7 +13,7 @@ from treeproc.common.folder_kinds import DATA_SET, MARKER, claim_folder, mark_fo
 from treeproc.common.hub import pin
 from treeproc.common.messages import phase, tell, warn
 from treeproc.common.provenance import Recorder, recorded
-from treeproc.common.settings import Effect, UserError, differences, dump_settings, excluded, load_settings
+from treeproc.common.settings import Effect, UserError, differences, dump_settings, load_settings, settings_with
 from treeproc.common.storage import AnyPath
 from treeproc.common.store_requests import StoreRefuses
 from treeproc.parsers import describe_parser
@@ -367,7 +367,7 @@ def _settings_to_write(config: PreprocessConfig, out: AnyPath) -> str | None:
         values = read_written_settings(out) or {}
         moved = {name: new for name in ("parsed", "vocab_from") if values.get(name) and (new := getattr(config, name))}
         written = load_settings(PreprocessConfig, path, **moved).settled(values)
-        old, new = (c.model_dump(mode="json", exclude=excluded(PreprocessConfig, Effect.NONE)) for c in (written, config))
+        old, new = (c.model_dump(mode="json", exclude=settings_with(PreprocessConfig, Effect.NONE)) for c in (written, config))
         if old == new:
             return dump_settings(written) if any(values[name] != str(new) for name, new in moved.items()) else None
         fixed = [n for n in new if n not in _OPEN_UNTIL or (out / _OPEN_UNTIL[n] / "index.json").exists()]
