@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from operator import or_
-from pathlib import Path
-from shlex import quote
 from statistics import fmean
 from typing import Any, NotRequired
 
@@ -87,8 +85,8 @@ def study_work(config: ScalingConfig, more: References = ()) -> CellWork:
     asked = {"more_references": grid.more_references, "target_language": grid.target_language}
     options: dict[str, Any] = {name: value for name, value in asked.items() if value}
     settings = EvaluateSettings(split=grid.split, use_gpu=config.use_gpu, **options)
-    of_grid = grid, more_fingerprint(more)
-    stale, unlike = partial(describe_stale_cell, *of_grid), partial(describe_other_scoring, *of_grid)
+    fingerprint = more_fingerprint(more)
+    stale, unlike = partial(describe_stale_cell, config, fingerprint), partial(describe_other_scoring, grid, fingerprint)
     return CellWork(run_training, partial(score_cell, settings, more, grid.metric), stale, unlike)
 
 
@@ -100,12 +98,21 @@ def score_cell(settings: EvaluateSettings, more: References, metric: str, folder
     return {name: scores[name] for name in dict.fromkeys((metric, *COMPARED))}
 
 
-def describe_stale_cell(grid: GridConfig, more: str | None, folder: AnyPath) -> str:
-    """Describe why scores of a cell do not fit its model, or the grid as in `describe_other_scoring`; empty if they fit."""
-    results = read_scores(folder)
-    if results.get(grid.split, {}).get("asked", {}).get("decoding"):
+def describe_stale_cell(config: ScalingConfig, more: str | None, folder: AnyPath) -> str:
+    """Describe why scores of a cell are missing, or do not fit its model, its references or the grid; empty if they fit.
+
+    `more` is the fingerprint of the further references.
+    """
+    grid, results = config.grid, read_scores(folder)
+    if not _needed(grid.metric) <= (scores := results.get(grid.split, {})).keys():
+        return f"none of {grid.split}"
+    if scores.get("asked", {}).get("decoding"):
         return "decoding is another"
-    return describe_stale((grid.split,), folder) or describe_other_scoring(grid, more, results)
+    return (
+        describe_stale((grid.split,), folder)
+        or describe_other_scoring(grid, more, results)
+        or describe_other_references(scores, read_references(config.data, grid.split))
+    )
 
 
 def describe_other_scoring(grid: GridConfig, more: str | None, results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -121,6 +128,14 @@ def describe_other_scoring(grid: GridConfig, more: str | None, results: Mapping[
         return "grid.target_language is another"
     return ""
 
+
+def describe_other_references(scores: Mapping[str, Any], references: Sequence[str]) -> str:
+    """Describe why the scores of a split are not against these references; empty if they are, or do not say so."""
+    known = fingerprint_of(references)
+    return "its references are others" if scores.get("references_fingerprint", known) != known else ""
+
+
+_AGAIN = "run the same command again without --dry-run"
 
 # Of each sentence in a record: the nll of its reference, in whole ten-thousandths of a nat, and the tokens of the reference.
 NLL, TARGET_TOKENS, NLL_SCALE = "nll", "target_tokens", 10_000
@@ -171,18 +186,12 @@ def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -
     """
     split, metric = config.grid.split, config.grid.metric
     scores = read_fresh_scores((split,), folder)
-    cell, cells = ('"$cell"', f"{quote(str(folder.parent))}/*") if isinstance(folder, Path) else (folder, "")
-    command = f"tree-attention evaluate --out {cell} split={split}"
-    command = f"for cell in {cells}; do {command}; done" if cells else command  # a shell lists no store
     if not _needed(metric) <= scores.get(split, {}).keys():
-        raise UserError(f"{folder / 'scores.json'} has no scores of {split}; run {command}")
-    if changed := describe_other_scoring(config.grid, more_fingerprint(more), scores):
-        raise UserError(f"{folder}: the scores of {split} are stale ({changed}); run the same command again without --dry-run")
+        raise UserError(f"{folder / 'scores.json'} has no scores of {split}; {_AGAIN}")
     tokenizer, references = tokenizer_of(config.data, config.grid.target_language), read_references(config.data, split)
-    if scores[split].get("references_fingerprint", known := fingerprint_of(references)) != known:
-        raise UserError(
-            f"{folder}: the scores of {split} are against other references than those of {config.data}; run {command}"
-        )
+    changed = describe_other_scoring(config.grid, more_fingerprint(more), scores)
+    if changed := changed or describe_other_references(scores[split], references):
+        raise UserError(f"{folder}: the scores of {split} are stale ({changed}); {_AGAIN}")
     statistics = sentence_statistics(metric, read_system(folder, split).lines, references, tokenizer, more)
     sentences = dict(zip(statistics_of(metric), map(show_numbers, statistics.T), strict=True))
     if nll := read_nll(folder, split):
