@@ -26,21 +26,22 @@ def welch(first: np.ndarray, second: np.ndarray, level: float, shared: float = 0
     return first.mean(axis=-1) - second.mean(axis=-1), stdtrit(freedom, (1 + level) / 2) * np.sqrt(variance)
 
 
-def sentence_variance(first: np.ndarray, second: np.ndarray, tokens: np.ndarray) -> float:
+def sentence_variance(first: np.ndarray, second: np.ndarray, tokens: np.ndarray, articles: np.ndarray | None = None) -> float:
     """Return the variance over sentences of the difference in nll a token, without the part that differs from seed to seed.
 
     Both systems have an nll for each seed and sentence [seeds, sentences]; sentences have so many `tokens`. The variance of the
     mean difference over sentences is S. The deviation over seeds already holds the part of S that each seed draws anew, R. At
-    least 0.
+    least 0. With `articles`, the article of each sentence, whole articles are drawn; the sentences of one follow each other.
     """
     total = tokens.sum()
+    starts = np.arange(len(tokens)) if articles is None else np.flatnonzero(np.append(True, articles[1:] != articles[:-1]))
 
     def around_its_mean(nll: np.ndarray) -> np.ndarray:
-        return nll - nll.sum(axis=-1, keepdims=True) / total * tokens
+        return np.add.reduceat(nll - nll.sum(axis=-1, keepdims=True) / total * tokens, starts, axis=-1)
 
     whole = around_its_mean(first.mean(0) - second.mean(0))
     anew = sum(around_its_mean(nll - nll.mean(0)).var(axis=0, ddof=1).sum() / len(nll) for nll in (first, second))
-    return max(0.0, float((whole**2).sum() - anew) / float(total) ** 2)
+    return max(0.0, float((whole**2).sum() - anew) / float(total) ** 2 * len(starts) / (len(starts) - 1))
 
 
 def main() -> None:
