@@ -254,17 +254,6 @@ def as_published(row: Row) -> Figures:
     return [*other_mean("", row), None]
 
 
-def test_p_values(row: Row) -> Figures:
-    """p, and Holm's p if there are other comparisons beside this one."""
-    beside = [one for one in row.report["points"] if one.get("comparison", {}).get("family") == row.test().family]
-    return [row.test().p_value, *([row.test().holm_p_value] if len(beside) > 1 else [])]
-
-
-def last_valid(row: Row) -> Figures:
-    """The nll on valid after the last update, by seed."""
-    return [record["curve"]["valid"]["nll"][-1] for record in row.records]
-
-
 def batches_per_epoch(row: Row) -> Figures:
     return [row.records[0]["facts"]["batches_per_epoch"]]
 

@@ -27,10 +27,8 @@ from figures import (
     convergence,
     difference,
     each,
-    from_model,
     grid,
     holm,
-    last_valid,
     lowest_nll,
     mean,
     of_control,
@@ -42,16 +40,14 @@ from figures import (
     rate,
     seen,
     spread,
-    test_p_values,
     turned,
     unpaired,
 )
 from page_template import Filled, fill_page
 from sentences import SENTENCES
 
-from treenet.experiments.scaling_table import TRAIN_NLL, VALID_NLL
+from treenet.experiments.scaling_table import VALID_NLL
 
-TUNING = ("drop20_smooth10", "drop30_smooth10", "drop40_smooth10", "drop30_smooth30", "drop30_smooth10_rate1")
 _accuracy, _pearson = partial(spread, "test.accuracy"), partial(spread, "test.pearson")
 _two, _peak, _difference = partial(spread, "test.binary_accuracy"), partial(spread, "test.peak.accuracy"), partial(difference, "")
 _ppl, _word_ppl = partial(spread, "test.perplexity"), partial(spread, "test.word_perplexity")
@@ -105,25 +101,11 @@ def _of_control_groups(rung: str, groups: Sequence[str | int], systems: Sequence
 
 
 TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
-    ("translation.md", "Does the tree pay in translation?#0"): turned(
+    ("translation.md", "The first study#0"): turned(
         (pairs, budget, convergence, rate, lowest_nll, as_published, power, seen), *SIZES
     ),
     ("translation.md", "What the records show#0"): grid(
         (None, partial(mean, ""), partial(other_mean, ""), _difference, _p, _nll, partial(p_value, VALID_NLL)), *SIZES
-    ),
-    ("translation.md", "What the records show#1"): grid(
-        (None, None, partial(mean, ""), _difference, test_p_values, partial(from_model, "transformer")),
-        Row("iwslt14", "shuffled"),
-        Row("iwslt14", "relative_positions"),
-        Row("multi30k", "shuffled"),
-    ),
-    ("translation.md", "The second study#0"): [
-        *grid((None, partial(mean, "nll"), partial(mean, "")), *(Row("iwslt14_relative_tuning_gpu", cell) for cell in TUNING)),
-        *grid((None, partial(mean, "nll"), partial(mean, "")), Row("iwslt14_relative_tuning", "drop30_smooth10")),
-    ],
-    ("translation.md", "The second study#1"): grid(
-        (None, partial(mean, TRAIN_NLL), last_valid, partial(mean, "nll"), partial(mean, "")),
-        *(Row("iwslt14_relative_gate", model) for model in ("updates3000", "updates4500")),
     ),
     ("translation.md", "Block A#0"): grid(
         (None, partial(each, "nll"), partial(each, "")),
@@ -226,7 +208,6 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
 # Tables of figures and text, which sentences cover. Of each, the columns of published figures.
 MIXED: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("results/README.md", "The paper's claims, one by one#0"): (0, 1),
-    ("translation.md", "Protocol#0"): (0,),
 }
 
 
