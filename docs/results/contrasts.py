@@ -128,6 +128,33 @@ def of_alignment_protocol() -> Sentences:
     yield "(own trees {}, {} and {}; others {}, {} and {})", [*own_late, *others_late]
 
 
+def of_multi30k_protocol() -> Sentences:
+    """Yield what the tuning decided: rates, and the worth of 1.1 BLEU, at equal updates."""
+    scores = {
+        (rate, one["labels"]["model"], updates): [one["scores"]["valid"][name] for name in ("nll", "bleu_tokenized")]
+        for rate in ("2.5e-3", "5e-3")
+        for updates, folder in ((2000, f"{rate}_at_2000"), (2500, rate))
+        for one in records(f"multi30k_tuning/{folder}")
+    }
+    low, high = ([scores[rate, model, 2500][0] for model in (*_BLOCK_A, "linearized")] for rate in ("2.5e-3", "5e-3"))
+    yield (
+        "The lower rate has an nll of {} instead of {} (`relative`), {} instead of {} (`relative_tree`), {} instead of {} "
+        "(`relative_shuffled`), and {} instead of {} (`linearized`).",
+        chain.from_iterable(zip(low, high, strict=True)),
+    )
+    more = [one - other for one, other in zip(low[:3], high[:3], strict=True)]
+    yield "The differences of the first three lie {} apart", [max(more) - min(more)]
+    nll, bleu = np.array([np.mean([scores[*run, 2000], found], axis=0) for (*run, at), found in scores.items() if at == 2500]).T
+    slope = float(np.polyfit(nll, bleu, 1)[0])
+    left = bleu - np.polyval(np.polyfit(nll, bleu, 1), nll)
+    half = t_quantile(len(nll) - 2) * float(np.sqrt((left**2).sum() / (len(nll) - 2) / ((nll - nll.mean()) ** 2).sum()))
+    ends = slope - half, slope + half
+    yield (
+        "**The bound is {} nats**: {} BLEU a nat (95 %: {} to {}), so 1.1 BLEU are worth {} to {} nats.",
+        [min(WORTH / -slope, 0.08), slope, *ends, *(WORTH / -end for end in ends)],
+    )
+
+
 def of_seeds(measure: Callable[[Record], float], model: str) -> Figures:
     """Return a number of each run of the study of alignment, by seed."""
     return [measure(one) for one in sorted(Row("iwslt14_alignment", model).records, key=lambda one: one["labels"]["seed"])]

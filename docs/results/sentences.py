@@ -12,6 +12,7 @@ from contrasts import (
     of_alignment_protocol,
     of_block_a,
     of_control_page,
+    of_multi30k_protocol,
     of_other_claims,
     of_probe,
     over_seeds,
@@ -322,6 +323,7 @@ def most_holm(row: Row) -> Figures:
 SENTENCES: Mapping[str, Callable[[], Sentences]] = {
     "translation.md": lambda: chain(of_translation(), of_block_a()),
     "protocols/alignment.md": of_alignment_protocol,
+    "protocols/multi30k.md": of_multi30k_protocol,
     "control.md": of_control_page,
     "classification.md": of_classification,
     "language_models.md": of_language_models,
