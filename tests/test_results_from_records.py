@@ -37,6 +37,7 @@ OTHER_TABLES = {
     ("pretrained.md", "Protocol#0"),
     ("pretrained.md", "Protocol#1"),
     ("pretrained.md", "Two more tasks#0"),
+    ("protocols/multi30k.md", "Protocol: study M, the systems on Multi30k#0"),
     ("windows.md", "Seconds and memory of one rank#0"),
 }
 PAGES = sorted({*SENTENCES, *(page for page, _ in (*TABLES, *MIXED, *WITHOUT_RECORD, *OTHER_TABLES))})
