@@ -130,6 +130,8 @@ def of_alignment_protocol() -> Sentences:
 
 def of_multi30k_protocol() -> Sentences:
     """Yield what the tuning decided: rates, and the worth of 1.1 BLEU, at equal updates."""
+    from scipy.stats import linregress
+
     scores = {
         (rate, one["labels"]["model"], updates): [one["scores"]["valid"][name] for name in ("nll", "bleu_tokenized")]
         for rate in ("2.5e-3", "5e-3")
@@ -145,13 +147,12 @@ def of_multi30k_protocol() -> Sentences:
     more = [one - other for one, other in zip(low[:3], high[:3], strict=True)]
     yield "The differences of the first three lie {} apart", [max(more) - min(more)]
     nll, bleu = np.array([np.mean([scores[*run, 2000], found], axis=0) for (*run, at), found in scores.items() if at == 2500]).T
-    slope = float(np.polyfit(nll, bleu, 1)[0])
-    left = bleu - np.polyval(np.polyfit(nll, bleu, 1), nll)
-    half = t_quantile(len(nll) - 2) * float(np.sqrt((left**2).sum() / (len(nll) - 2) / ((nll - nll.mean()) ** 2).sum()))
-    ends = slope - half, slope + half
+    fit = linregress(nll, bleu)
+    half = t_quantile(len(nll) - 2) * fit.stderr
+    ends = fit.slope - half, fit.slope + half
     yield (
         "**The bound is {} nats**: {} BLEU a nat (95 %: {} to {}), so 1.1 BLEU are worth {} to {} nats.",
-        [min(WORTH / -slope, 0.08), slope, *ends, *(WORTH / -end for end in ends)],
+        [min(WORTH / -fit.slope, 0.08), fit.slope, *ends, *(WORTH / -end for end in ends)],
     )
 
 

@@ -131,7 +131,7 @@ def of_translation() -> Sentences:
     bleu, nll = ([value for row in rows for value in row.values(name)] for name in ("", VALID_NLL))
     yield "hardly follows the nll: they correlate by {}.", [correlation(bleu, nll)]
     yield (
-        "{} BLEU on IWSLT'14 ({} to {}, Holm {}), and {} on Multi30k ({} to {}, p {})",
+        "{} BLEU on IWSLT'14 ({} to {}, Holm {}). On Multi30k, it is {} ({} to {}, p {})",
         [*_difference(OTHERS), *holm(OTHERS), *_difference(OTHER_CAPTIONS), OTHER_CAPTIONS.test().p_value],
     )
     small = {one["labels"]["model"]: one for one in records("multi30k_small_budget")}
