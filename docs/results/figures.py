@@ -1,9 +1,10 @@
 """The figures of cells and sentences on our pages, each computed from records in `docs/results/runs`."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -296,6 +297,10 @@ def falls(row: Row, name: str = "") -> Figures:
     """The difference and its interval, the other way round."""
     value, low, high = difference(name, row)
     return [-value, -high, -low]
+
+
+def chain_of(groups: Iterable[Figures]) -> Figures:
+    return [*chain.from_iterable(groups)]
 
 
 def correlation(ours: Sequence[float], theirs: Sequence[float]) -> float:

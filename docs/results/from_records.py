@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import parts
-from contrasts import alignment_table, mean_of_both
+from contrasts import mean_of_both
 from figures import (
     CONTROL_TREES,
     RESULTS,
@@ -45,6 +45,7 @@ from figures import (
 )
 from page_template import Filled, fill_page
 from sentences import SENTENCES
+from translation import alignment_table
 
 from treenet.experiments.scaling_table import VALID_NLL
 

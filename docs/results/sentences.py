@@ -1,6 +1,6 @@
 """The sentences of our pages that have figures of records. Each `{}` is a figure."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -9,10 +9,7 @@ from statistics import fmean
 import parts
 from contrasts import (
     accuracies,
-    of_alignment_protocol,
-    of_block_a,
     of_control_page,
-    of_multi30k_protocol,
     of_other_claims,
     of_probe,
     over_seeds,
@@ -21,11 +18,9 @@ from contrasts import (
 from figures import (
     CONTROL_TREES,
     SICK,
-    SIZES,
     Figures,
     Row,
-    against,
-    correlation,
+    chain_of,
     difference,
     falls,
     from_model,
@@ -39,13 +34,23 @@ from figures import (
     unpaired,
 )
 from page_template import Sentences
-
-from treenet.experiments.scaling_table import TRAIN_NLL, VALID_NLL, read_test
+from translation import (
+    HALF,
+    IWSLT,
+    MULTI30K,
+    OTHER_CAPTIONS,
+    OTHERS,
+    QUARTER,
+    RELATIVE,
+    nll_as_bleu,
+    of_alignment_protocol,
+    of_block_a,
+    of_multi30k_protocol,
+    of_translation,
+)
 
 _accuracy, _difference = partial(spread, "test.accuracy"), partial(difference, "")
 _sick = partial(Row, "sick", baseline="bilstm")
-IWSLT, HALF, QUARTER, MULTI30K = SIZES
-RELATIVE, OTHERS, OTHER_CAPTIONS = Row("iwslt14", "relative_positions"), Row("iwslt14", "shuffled"), Row("multi30k", "shuffled")
 SST5 = SST5_TREE, SST5_PLAIN, SST5_PHRASES, SST5_LSTM = [
     Row("sst5_table", name) for name in ("tree_transformer", "transformer_root", "transformer_phrases", "tree_lstm")
 ]
@@ -58,7 +63,6 @@ ON_MEAN = [Row("agreement_pretrained_mean_again", name, baseline="tree_mean") fo
 PARSED, *OTHER_TREES = (Row("sst5_controls", name, baseline="parsed") for name in CONTROL_TREES)
 WHOLE_PLAIN, WHOLE_LSTM = (Row("sst5_whole_words", name) for name in ("transformer_root", "tree_lstm"))
 ON_SICK = Row("sick", "tree_transformer", baseline="transformer", only=("tree_transformer", "transformer"))
-BLEU_A_NAT = 16.9  # of Multi30k, from the four points of multi30k.md, which have no record
 
 
 def of_pretrained() -> Sentences:
@@ -109,73 +113,6 @@ def of_parts() -> Sentences:
     studies = (parts.SST5, "sst5_pretrained")
     means = [[fmean(Row(study, name).values("test.accuracy")) for study, name in zip(studies, one, strict=True)] for one in both]
     yield "differ from [the first table](#results) by up to {} points.", [max(abs(now - before) for now, before in means)]
-
-
-def of_translation() -> Sentences:
-    yield "the interval of the nll is {} to {} BLEU", nll_as_bleu(MULTI30K)
-    plain = against(RELATIVE, "transformer")
-    yield (
-        "by {} BLEU ({} to {}; without pairs of seeds, {} to {}). On valid, they have {} nats less ({} to {}).",
-        [*difference("", plain), *unpaired("bleu_tokenized", RELATIVE, ("interval",)), *falls(plain, VALID_NLL)],
-    )
-    yield (
-        "they are {} above it ({} to {}, p {}, Holm {}). Without pairs, which we chose afterwards, they are {} to {} above",
-        [
-            *_difference(RELATIVE),
-            RELATIVE.test().p_value,
-            *holm(RELATIVE),
-            *unpaired("bleu_tokenized", replace(RELATIVE, baseline="tree_transformer"), ("interval",)),
-        ],
-    )
-    rows = [MULTI30K, MULTI30K.other, OTHER_CAPTIONS]
-    bleu, nll = ([value for row in rows for value in row.values(name)] for name in ("", VALID_NLL))
-    yield "hardly follows the nll: they correlate by {}.", [correlation(bleu, nll)]
-    yield (
-        "{} BLEU on IWSLT'14 ({} to {}, Holm {}). On Multi30k, it is {} ({} to {}, p {})",
-        [*_difference(OTHERS), *holm(OTHERS), *_difference(OTHER_CAPTIONS), OTHER_CAPTIONS.test().p_value],
-    )
-    small = {one["labels"]["model"]: one for one in records("multi30k_small_budget")}
-    yield "{} without and {} with a tree ({} updates", [
-        *(small[name]["scores"]["test"]["bleu_tokenized"] for name in ("transformer", "tree_transformer")),
-        small["transformer"]["training"]["updates"],
-    ]  # fmt: skip
-    correlations = [correlation(row.values(), row.other.values()) for row in SIZES]
-    yield "correlates by {}, {} and {} over the seeds (100, 50 and 25 %), and {} on Multi30k", correlations
-    yield "At full size, its interval is {} to {} (chosen afterwards", unpaired("bleu_tokenized", IWSLT, ("interval",))
-    models = ("transformer", "tree_transformer", "shuffled")
-    found = [one for model in models for one in Row("iwslt14", model).records]
-    nll = [dict(zip(one["curve"]["valid"]["step"], one["curve"]["valid"]["nll"], strict=True)) for one in found]
-    bleu = [one["scores"]["test"]["bleu_tokenized"] for one in found]
-    of_nll = [correlation(bleu, [curve[step] for curve in nll]) for step in (3000, 1200)]
-    yield "The correlation is {} at the end, and {} after 1,200 of 3,000 updates", of_nll
-    yield "Ours has {} BLEU in that direction", mean("", Row("iwslt14_de_en", "transformer"))
-    slope = read_test(IWSLT.report["slopes"][0]["comparison"])
-    yield "**H1 is not decided**, with power {}.", power(IWSLT)
-    yield (
-        "the difference changes by {} when the pairs double ({} to {}, p {}, Holm {}).",
-        [slope.difference, *(slope.interval or ()), slope.p_value, slope.holm_p_value],
-    )
-    names = ("drop20_smooth10", "drop30_smooth10", "drop40_smooth10", "drop30_smooth10_rate1", "drop30_smooth30")
-    tuned = [Row("iwslt14_relative_tuning_gpu", name) for name in names]
-    on_cpu = Row("iwslt14_relative_tuning", "drop30_smooth10")
-    yield (
-        "Dropout 0.2 has an nll of {}, 0.3 has {}, 0.4 has {}; 0.1 was not tried. With 0.3, a rate of 0.001 instead of 0.002 "
-        "has {}. Label smoothing of 0.3 instead of 0.1 has {} instead of {} BLEU, which judges it by the protocol, because "
-        "smoothing raises the nll by itself ({}).",
-        chain_of([*map(partial(mean, "nll"), tuned[:4]), mean("", tuned[4]), mean("", tuned[1]), mean("nll", tuned[4])]),
-    )
-    yield "On a CPU, dropout 0.3 has {} (", mean("nll", on_cpu)
-    gate = [Row("iwslt14_relative_gate", name) for name in ("updates3000", "updates4500")]
-    yield (
-        "The training nll ({}) is below that on valid ({}).",
-        [*mean(TRAIN_NLL, gate[0]), gate[0].records[0]["curve"]["valid"]["nll"][-1]],
-    )
-    yield (
-        "the nll on test goes from {} to {}, and BLEU from {} to {}.",
-        chain_of(mean(name, row) for name in ("nll", "") for row in gate),
-    )
-    elsewhere = Row("iwslt14_other_processor", "transformer", 0.5).values()
-    yield "One cell ran on both: {} and {} BLEU", [HALF.other.values()[0], *elsewhere]
 
 
 def of_classification() -> Sentences:
@@ -303,10 +240,6 @@ def of_claims() -> Sentences:
     )
 
 
-def chain_of(groups: Iterable[Figures]) -> Figures:
-    return [*chain.from_iterable(groups)]
-
-
 def _both_scores(row: Row) -> Figures:
     """The scores of a system and of the other one, and their difference."""
     return [*mean("", row), *other_mean("", row), *_difference(row)]
@@ -320,12 +253,6 @@ def means(name: str, *rows: Row) -> Figures:
 def falls_with_holm(row: Row) -> Figures:
     """The difference and its interval, the other way round, and Holm's p."""
     return [*falls(row), *holm(row)]
-
-
-def nll_as_bleu(row: Row) -> Figures:
-    """The interval of the difference in nll, in BLEU."""
-    _, low, high = difference(VALID_NLL, row)
-    return [-BLEU_A_NAT * high, -BLEU_A_NAT * low]
 
 
 def most_holm(row: Row) -> Figures:
