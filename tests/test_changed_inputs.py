@@ -13,7 +13,8 @@ from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import RemotePath, as_path
 from treeproc.common.store_requests import StoreRefuses, ask
 from treeproc.shards.store import read_index, write_index, write_shard
-from treeproc.stages import text_blocks
+from treeproc.stages import parse_and_encode, text_blocks
+from treeproc.stages import preprocess as stages
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.run_jobs import previous_index
@@ -132,6 +133,30 @@ def test_a_finished_text_stage_refuses_other_inputs_and_stays(tmp_path):
     with pytest.raises(UserError, match="the text of train differs from the text of .*; choose another --out"):
         job(tmp_path, "data")
     assert files(tmp_path / "data") == before
+
+
+def test_shards_of_another_version_of_the_parser_are_made_again_and_said(tmp_path, monkeypatch, caplog):
+    write_inputs(tmp_path, 12)
+    write, written = write_shard, []
+
+    def killed(folder, name, *arguments, **options):
+        if len(written) == 2:
+            raise Killed
+        written.append(name)
+        return write(folder, name, *arguments, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(parse_and_encode, "write_shard", killed)
+        patch.setattr(stages, "describe_parser", lambda config: {"name": "words", "library": "stanza 1.0"})
+        job(tmp_path, "data")
+    for out, said in (
+        ("data", ["warning: parse: 2 of 3 shards are not finished, damaged or of another input, parser or settings"]),
+        ("fresh", []),
+    ):
+        caplog.clear()
+        job(tmp_path, out)
+        assert [one.message.split(";")[0] for one in caplog.records if "made again" in one.message] == said
+    assert files(tmp_path / "data") == files(tmp_path / "fresh")
 
 
 def test_another_version_of_the_parser_leaves_finished_trees_alone(tmp_path):

@@ -157,6 +157,10 @@ def make_shards(
     if before:
         logger.info("%s: %d of %d shards are finished already", work.label, len(before), len(text))
     if missing:
+        there = {path.name for path in folder.glob("*.arrow")}
+        if again := sum(names[place] in there for place in missing):
+            of = "not finished, damaged or of another input, parser or settings"
+            logger.warning("warning: %s: %d of %d shards are %s; they are made again", work.label, again, len(text), of)
         record.note(**{folder.name: 0})
         todo, places = [jobs[place] for place in missing], {names[place]: place for place in missing}
         total, left = sum(shard.rows for shard in text), sum(text[place].rows for place in missing)
