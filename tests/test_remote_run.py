@@ -158,6 +158,15 @@ def test_every_command_reads_the_run(finished, repository, capsys):
         run("evaluate.py", "--out", finished, "checkpoint=7")
 
 
+def test_an_error_names_the_run_in_the_store(finished):
+    weights = finished / "averaged" / "model.safetensors"
+    own = weights.read_bytes()
+    weights.write_bytes(own[:-1])
+    with pytest.raises(UserError, match=f"^{finished}/averaged is damaged .* average-checkpoints --out {finished}, or"):
+        main_of("evaluate.py")(["--out", str(finished)])
+    weights.write_bytes(own)
+
+
 def test_results_in_the_store_are_judged_by_the_weights_there(finished, capsys):
     for count in (1, 2):
         with read_run(finished, "checkpoints/*") as run:

@@ -24,6 +24,7 @@ from treenet.runs.checkpoint import (
 )
 from treenet.runs.result_entries import PROBES, SCORES, SEARCHED
 from treenet.runs.run_folder import FACTS, is_packed_run, unpack_run
+from treeproc.common.errors import rewording
 from treeproc.common.files import (
     OTHER_CACHE,
     TEMPORARY_PREFIX,
@@ -299,9 +300,10 @@ def open_run(out: AnyPath) -> Iterator[RunMirror]:
 
 @contextmanager
 def _pushed_at_end(mirror: RunMirror) -> Iterator[None]:
-    """Push at the end, also after an error. Then the store's own errors are left out."""
+    """Push at the end, also after an error. Then the store's own errors are left out. Other errors name the run in the store."""
     try:
-        yield
+        with rewording({str(mirror.folder): str(mirror.out)}):
+            yield
     except BaseException as error:
         give_up_after(error)
         with suppress(UserError):

@@ -68,14 +68,15 @@ class UserError(Exception):
 
 @contextmanager
 def rewording(words: Mapping[str, str]) -> Iterator[None]:
-    """Replace words in the messages of a step whose settings have other names in this command."""
+    """Replace words in the messages of a step whose settings or folders have other names in this command."""
     try:
         yield
     except UserError as error:
         message = str(error)
         for old, new in words.items():
             message = re.sub(rf"(?<![\w./-]){re.escape(old)}", new, message)
-        raise UserError(message) from None
+        error.args = (one_line(message),)
+        raise
 
 
 class CommandEnded(Exception):
