@@ -27,7 +27,32 @@ def test_sentence_variance_is_what_all_seeds_share(shared, anew, in_article):
             (of_sentence + own + anew * rng.normal(size=(seeds, sentences)) + 0.1 * rng.normal(size=(seeds, 1))) * tokens
             for own in (shared * rng.normal(size=sentences)[articles], 0.0)
         )
-        found.append(sentence_variance(first, second, tokens, articles if in_article > 1 else None))
+        found.append(sentence_variance(first, second, tokens, articles if in_article > 1 else None)[0])
     wanted = shared**2 * (np.bincount(articles, tokens) ** 2).sum() / tokens.sum() ** 2
     noise = 2 * anew**2 / seeds * (tokens**2).sum() / tokens.sum() ** 2
     assert np.mean(found) == pytest.approx(wanted, abs=0.05 * wanted + 0.1 * noise)
+
+
+@pytest.mark.parametrize(("of_article", "of_seed"), [(0.0, 0.02), (0.15, 0.01), (0.2, 0.005)])
+def test_the_level_holds_over_few_articles_of_unequal_length(of_article, of_seed):
+    """Half of the tokens are in six of thirty articles. Both systems are equal on average over all articles that there are."""
+    rng, studies, beside = np.random.default_rng(5), 4000, 0
+    articles = np.arange(30)
+    tokens = np.where(articles < 6, 4000, 1000)
+    for _ in range(studies):
+        of_articles = 3 + 0.3 * rng.normal(size=30)  # equal for both systems
+        first, second = (
+            (of_articles + own + of_seed * rng.normal(size=(3, 1)) + 0.02 * rng.normal(size=(3, 30))) * tokens
+            for own in (of_article * rng.normal(size=30), 0.0)
+        )
+        means = [nll.sum(-1) / tokens.sum() for nll in (first, second)]
+        found, half = welch(*means, 0.975, *sentence_variance(first, second, tokens, articles))
+        beside += abs(found) > half
+    assert 0.01 < beside / studies < 0.033
+
+
+def test_the_number_drawn_is_that_of_equal_articles_as_precise():
+    tokens = np.array([2, 1, 3, 3, 3])
+    _, sentences = sentence_variance(np.ones((2, 5)), np.ones((2, 5)), tokens)
+    _, articles = sentence_variance(np.ones((2, 5)), np.ones((2, 5)), tokens, np.array([0, 0, 1, 2, 3]))
+    assert sentences == pytest.approx(144 / 32) and articles == pytest.approx(4)
