@@ -46,17 +46,23 @@ def files(data) -> dict:
     }
 
 
-def test_a_text_stage_that_was_killed_takes_the_new_inputs_and_leaves_nothing_of_the_old(tmp_path, monkeypatch):
-    write_inputs(tmp_path, 20)
-    write, written = text_blocks.write_shard, []
+def kill_after(count: int, stage, monkeypatch) -> list[str]:
+    """Let a job end when it has written `count` shards of a stage, which is a module. Returns their names."""
+    written = []
 
-    def killed_after_three(folder, name, *arguments, **options):
-        if len(written) == 3:
+    def killed(folder, name, *arguments, **options):
+        if len(written) == count:
             raise Killed
         written.append(name)
-        return write(folder, name, *arguments, **options)
+        return write_shard(folder, name, *arguments, **options)
 
-    monkeypatch.setattr(text_blocks, "write_shard", killed_after_three)
+    monkeypatch.setattr(stage, "write_shard", killed)
+    return written
+
+
+def test_a_text_stage_that_was_killed_takes_the_new_inputs_and_leaves_nothing_of_the_old(tmp_path, monkeypatch):
+    write_inputs(tmp_path, 20)
+    written = kill_after(3, text_blocks, monkeypatch)
     with pytest.raises(Killed):
         job(tmp_path, "data")
     monkeypatch.undo()
@@ -69,13 +75,9 @@ def test_a_text_stage_that_was_killed_takes_the_new_inputs_and_leaves_nothing_of
 
 def kill_before_the_first_shard(folder, monkeypatch) -> None:
     """Leave the work of a job that had checked its inputs."""
-
-    def killed(*_, **__):
-        raise Killed
-
     write_inputs(folder, 8)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(text_blocks, "write_shard", killed)
+        kill_after(0, text_blocks, patch)
         job(folder, "data")
 
 
@@ -104,15 +106,7 @@ def test_notes_of_other_classes_are_not_those_of_a_finished_shard(tmp_path, monk
     (tmp_path / "rows").write_text("VBZ\tthe dog\nVBP\tthe dogs\n" * 6, encoding="utf-8")
 
     def classes(labels, out, most=9):
-        write, written = write_shard, []
-
-        def killed(folder, name, *arguments, **options):
-            if len(written) == most:
-                raise Killed
-            written.append(name)
-            return write(folder, name, *arguments, **options)
-
-        monkeypatch.setattr(text_blocks, "write_shard", killed)
+        kill_after(most, text_blocks, monkeypatch)
         values = {"splits": {"train": {"source": [tmp_path / "rows"]}}, "format": "agreement", "labels": labels}
         values |= {"parser": {"name": "words"}, "subwords": {"vocab_size": None}, "rows_per_shard": 4, "workers": 0}
         preprocess(PreprocessConfig.model_validate(values), tmp_path / out)
@@ -137,16 +131,8 @@ def test_a_finished_text_stage_refuses_other_inputs_and_stays(tmp_path):
 
 def test_shards_of_another_version_of_the_parser_are_made_again_and_said(tmp_path, monkeypatch, caplog):
     write_inputs(tmp_path, 12)
-    write, written = write_shard, []
-
-    def killed(folder, name, *arguments, **options):
-        if len(written) == 2:
-            raise Killed
-        written.append(name)
-        return write(folder, name, *arguments, **options)
-
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(parse_and_encode, "write_shard", killed)
+        kill_after(2, parse_and_encode, patch)
         patch.setattr(stages, "describe_parser", lambda config: {"name": "words", "library": "stanza 1.0"})
         job(tmp_path, "data")
     for out, said in (

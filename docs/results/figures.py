@@ -227,10 +227,15 @@ def budget(row: Row) -> Figures:
     return [fmean(one["training"]["updates"] for one in both(row)), Range(min(epochs), max(epochs))]
 
 
+def valid_curve(record: Record) -> dict[int, float]:
+    """The nll on valid by update."""
+    return dict(zip(record["curve"]["valid"]["step"], record["curve"]["valid"]["nll"], strict=True))
+
+
 def convergence(row: Row) -> Figures:
     """The fall of the nll on valid in the last 500 updates; at a quarter, also how far it has risen above its lowest value."""
     same_size = [one for one in records(row.study) if one["labels"]["fraction"] == row.share]
-    curves = [dict(zip(one["curve"]["valid"]["step"], one["curve"]["valid"]["nll"], strict=True)) for one in same_size]
+    curves = [valid_curve(one) for one in same_size]
     falls = [curve[2500] - curve[3000] for curve in curves]
     rises = [curve[3000] - min(curve.values()) for curve in curves]
     return [Range(min(falls), max(falls)), *([Range(min(rises), max(rises))] if row.share < 1 else [])]

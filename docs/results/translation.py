@@ -22,6 +22,7 @@ from figures import (
     power,
     records,
     unpaired,
+    valid_curve,
 )
 from page_template import Sentences
 from welch import welch
@@ -30,7 +31,6 @@ from treenet.evaluation.significance import compare_with_baseline, t_quantile
 from treenet.experiments.records import Record
 from treenet.experiments.scaling_table import TRAIN_NLL, VALID_NLL, read_test
 
-_difference = partial(difference, "")
 IWSLT, HALF, QUARTER, MULTI30K = SIZES
 RELATIVE, OTHERS, OTHER_CAPTIONS = Row("iwslt14", "relative_positions"), Row("iwslt14", "shuffled"), Row("multi30k", "shuffled")
 BLEU_A_NAT = 16.9  # of Multi30k, from the four points of multi30k.md, which have no record
@@ -48,7 +48,7 @@ def of_translation() -> Sentences:
     yield (
         "they are {} above it ({} to {}, p {}, Holm {}). Without pairs, which we chose afterwards, they are {} to {} above",
         [
-            *_difference(RELATIVE),
+            *difference("", RELATIVE),
             RELATIVE.test().p_value,
             *holm(RELATIVE),
             *unpaired("bleu_tokenized", replace(RELATIVE, baseline="tree_transformer"), ("interval",)),
@@ -59,7 +59,7 @@ def of_translation() -> Sentences:
     yield "hardly follows the nll: they correlate by {}.", [correlation(bleu, nll)]
     yield (
         "{} BLEU on IWSLT'14 ({} to {}, Holm {}). On Multi30k, it is {} ({} to {}, p {})",
-        [*_difference(OTHERS), *holm(OTHERS), *_difference(OTHER_CAPTIONS), OTHER_CAPTIONS.test().p_value],
+        [*difference("", OTHERS), *holm(OTHERS), *difference("", OTHER_CAPTIONS), OTHER_CAPTIONS.test().p_value],
     )
     small = {one["labels"]["model"]: one for one in records("multi30k_small_budget")}
     yield "{} without and {} with a tree ({} updates", [
@@ -71,7 +71,7 @@ def of_translation() -> Sentences:
     yield "At full size, its interval is {} to {} (chosen afterwards", unpaired("bleu_tokenized", IWSLT, ("interval",))
     models = ("transformer", "tree_transformer", "shuffled")
     found = [one for model in models for one in Row("iwslt14", model).records]
-    nll = [dict(zip(one["curve"]["valid"]["step"], one["curve"]["valid"]["nll"], strict=True)) for one in found]
+    nll = [valid_curve(one) for one in found]
     bleu = [one["scores"]["test"]["bleu_tokenized"] for one in found]
     of_nll = [correlation(bleu, [curve[step] for curve in nll]) for step in (3000, 1200)]
     yield "The correlation is {} at the end, and {} after 1,200 of 3,000 updates", of_nll
@@ -125,7 +125,7 @@ def of_block_a() -> Sentences:
         "give {} BLEU a nat, so 1.1 BLEU are {} nats; without tree seed 3, they give {}, so {}.",
         [figure for slope in slopes for figure in (slope, WORTH / slope)],
     )
-    curves = [dict(zip(one["curve"]["valid"]["step"], one["curve"]["valid"]["nll"], strict=True)) for one in runs]
+    curves = [valid_curve(one) for one in runs]
     aligned = [next(step for step, value in curve.items() if value < 4.0) for curve in curves]
     yield "below 4.0 first at update {}, with relative positions alone at {}.", [aligned[5], fmean(aligned[:3])]
     yield "correlates with the nll on test by {}.", [correlation([curve[1000] for curve in curves], nll)]

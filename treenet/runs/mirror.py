@@ -24,7 +24,7 @@ from treenet.runs.checkpoint import (
 )
 from treenet.runs.result_entries import PROBES, SCORES, SEARCHED
 from treenet.runs.run_folder import FACTS, is_packed_run, unpack_run
-from treeproc.common.errors import rewording
+from treeproc.common.errors import UserError, rewording
 from treeproc.common.files import (
     OTHER_CACHE,
     TEMPORARY_PREFIX,
@@ -37,7 +37,6 @@ from treeproc.common.files import (
 )
 from treeproc.common.folder_kinds import CONFIG, RESULTS, claim_folder
 from treeproc.common.messages import warn
-from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, inside
 from treeproc.common.store_requests import give_up_after, may_give_up, run_all
 
