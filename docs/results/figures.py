@@ -256,10 +256,6 @@ def lowest_nll(row: Row) -> Figures:
     return [Range(min(found), max(found))]
 
 
-def as_published(row: Row) -> Figures:
-    return [*other_mean("", row), None]
-
-
 def batches_per_epoch(row: Row) -> Figures:
     return [row.records[0]["facts"]["batches_per_epoch"]]
 

@@ -19,7 +19,6 @@ from figures import (
     Column,
     Row,
     above_right_trees,
-    as_published,
     batches_per_epoch,
     budget,
     by_class,
@@ -45,7 +44,7 @@ from figures import (
 )
 from page_template import Filled, fill_page
 from sentences import SENTENCES
-from translation import alignment_table
+from translation import STUDY_M, alignment_table, systems_table
 
 from treenet.experiments.scaling_table import VALID_NLL
 
@@ -103,11 +102,9 @@ def _of_control_groups(rung: str, groups: Sequence[str | int], systems: Sequence
 
 TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ("translation.md", "The first study#0"): turned(
-        (pairs, budget, convergence, rate, lowest_nll, as_published, power, seen), *SIZES
+        (pairs, budget, convergence, rate, lowest_nll, partial(other_mean, ""), _difference, _nll, power, seen), *SIZES
     ),
-    ("translation.md", "What the records show#0"): grid(
-        (None, partial(mean, ""), partial(other_mean, ""), _difference, _p, _nll, partial(p_value, VALID_NLL)), *SIZES
-    ),
+    ("translation.md", "Study M#0"): systems_table(*STUDY_M),
     ("translation.md", "Block A#0"): grid(
         (None, partial(each, "nll"), partial(each, "")),
         *(Row("iwslt14_relative", model) for model in ("relative", "relative_tree", "relative_shuffled")),

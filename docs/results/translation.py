@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from statistics import fmean, stdev
 
@@ -10,25 +10,30 @@ import numpy as np
 from figures import (
     SIZES,
     WORTH,
+    Cell,
     Figures,
     Row,
     against,
     chain_of,
     correlation,
     difference,
+    each,
     falls,
+    grid,
     holm,
     mean,
     power,
     records,
+    sentence_nll,
     unpaired,
     valid_curve,
 )
 from page_template import Sentences
-from welch import welch
+from welch import Comparison, compare, welch
 
 from treenet.evaluation.significance import compare_with_baseline, t_quantile
-from treenet.experiments.records import Record
+from treenet.experiments.records import Record, read_numbers
+from treenet.experiments.scaling_report import TARGET_TOKENS
 from treenet.experiments.scaling_table import TRAIN_NLL, VALID_NLL, read_test
 
 IWSLT, HALF, QUARTER, MULTI30K = SIZES
@@ -36,6 +41,9 @@ RELATIVE, OTHERS, OTHER_CAPTIONS = Row("iwslt14", "relative_positions"), Row("iw
 BLEU_A_NAT = 16.9  # of Multi30k, from the four points of multi30k.md, which have no record
 PLANNED_SEEDS = 6  # of block A
 _BLOCK_A = ("relative", "relative_tree", "relative_shuffled")
+TWO_QUESTIONS = 0.975  # the level of an interval of studies M and K
+MOST_FALSE = 0.03  # of studies without a difference, before the interval becomes wider
+STUDY_M = [Row("multi30k_systems", model) for model in _BLOCK_A]
 
 
 def of_translation() -> Sentences:
@@ -187,22 +195,47 @@ def of_multi30k_protocol() -> Sentences:
     )
 
 
-def of_seeds(measure: Callable[[Record], float], model: str) -> Figures:
-    """Return a number of each run of the study of alignment, by seed."""
-    return [measure(one) for one in sorted(Row("iwslt14_alignment", model).records, key=lambda one: one["labels"]["seed"])]
+def of_seeds(measure: Callable[[Record], float], row: Row) -> Figures:
+    """Return a number of each run of a system, by seed."""
+    return [measure(one) for one in sorted(row.records, key=lambda one: one["labels"]["seed"])]
 
 
-def lag(measure: Callable[[Record], float]) -> Figures:
-    """Return the mean with own trees minus that with trees of other sentences, and Welch's 95 % interval over seeds."""
-    own, others = (np.array(of_seeds(measure, model)) for model in _BLOCK_A[1:])
-    found, half = welch(own, others, 0.95)
+def minus(measure: Callable[[Record], float], row: Row, other: Row) -> Figures:
+    """Return the mean of a system minus that of another one, and Welch's 95 % interval over seeds."""
+    found, half = welch(np.array(of_seeds(measure, row)), np.array(of_seeds(measure, other)), 0.95)
     return [float(found), float(found - half), float(found + half)]
 
 
 def alignment_table() -> list[list[Callable[[], Figures] | None]]:
     """Return the rows of the page: the update where the nll on valid falls below 4.5, below 4.0, and the last nll."""
     measures = (partial(first_below, nll=4.5), partial(first_below, nll=4.0), lambda one: one["curve"]["valid"]["nll"][-1])
-    return [[None, *(partial(of_seeds, measure, model) for model in _BLOCK_A[1:]), partial(lag, measure)] for measure in measures]
+    both = [Row("iwslt14_alignment", model) for model in _BLOCK_A[1:]]
+    return [[None, *(partial(of_seeds, measure, row) for row in both), partial(minus, measure, *both)] for measure in measures]
+
+
+@cache
+def nll_against(row: Row, other: Row) -> Comparison:
+    """Compare the nll a token on test of two systems, over unpaired seeds and over sentences."""
+    tokens = read_numbers(row.records[0], TARGET_TOKENS)
+    found = (np.array([sentence_nll(one) for one in system.records]) for system in (row, other))
+    return compare(*found, tokens, TWO_QUESTIONS, MOST_FALSE)
+
+
+def nll_minus(row: Row, other: Row) -> Figures:
+    """Return the difference in nll, and its interval."""
+    found = nll_against(row, other)
+    return [found.difference, found.difference - found.half, found.difference + found.half]
+
+
+def bleu(record: Record) -> float:
+    return record["scores"]["test"]["bleu_tokenized"]
+
+
+def systems_table(relative: Row, *rows: Row) -> list[list[Cell]]:
+    """Return the rows of the page: nll and BLEU of each seed, and both minus those of `relative`."""
+    found = grid((None, partial(each, "nll"), partial(of_seeds, bleu)), relative, *rows)
+    differences = [[partial(nll_minus, row, relative), partial(minus, bleu, row, relative)] for row in rows]
+    return [[*cells, *more] for cells, more in zip(found, [[None, None], *differences], strict=True)]
 
 
 def nll_as_bleu(row: Row) -> Figures:

@@ -7,10 +7,19 @@ prints, from a million studies without a difference, the share in which the inte
 
 import argparse
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 STUDIES = 1_000_000
+
+
+class Comparison(NamedTuple):
+    """A mean difference, half of its interval, and the share of studies without a difference that such an interval misses."""
+
+    difference: float
+    half: float
+    false: float
 
 
 def welch(
@@ -67,6 +76,24 @@ def simulate(
     of_sentences = rng.normal(size=(STUDIES, 1)) * shared**0.5
     found = shared * rng.chisquare(drawn - 1, size=STUDIES) / (drawn - 1) if np.isfinite(drawn) else shared
     return welch(first + difference + of_sentences, second, level, found, drawn)
+
+
+def compare(
+    first: np.ndarray, second: np.ndarray, tokens: np.ndarray, level: float, most: float, articles: np.ndarray | None = None
+) -> Comparison:
+    """Compare the nll a token of two systems, from their nll for each seed and sentence [seeds, sentences].
+
+    The level is simulated at the deviations found. If more than the share `most` of studies without a difference find one, the
+    interval becomes as wide as the level asks.
+    """
+    means = [nll.sum(axis=-1) / tokens.sum() for nll in (first, second)]
+    of_sentences = sentence_variance(first, second, tokens, articles)
+    found, half = welch(*means, level, *of_sentences)
+    deviations = [float(of_seeds.std(ddof=1)) for of_seeds in means]
+    there, width = simulate(deviations, [len(first), len(second)], level, *of_sentences)
+    ratios = np.abs(there) / width
+    false = float((ratios > 1).mean())
+    return Comparison(float(found), float(half) * (float(np.quantile(ratios, level)) if false > most else 1.0), false)
 
 
 def main() -> None:
